@@ -1,0 +1,65 @@
+"""The contract of a method of convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .problem import Problem
+from .schedule import Schedule, Space
+from .target import Target
+
+EPS32 = 2.0 ** -24  # unit roundoff of float32
+
+
+class Algorithm:
+    """A method: a stateless object that declares what it can run and how well.
+
+    Subclasses override what follows; `docs/adding-an-algorithm.md` walks through one.
+    """
+
+    name: str  # stable: it is written into wisdom
+    version: int = 1  # bump when code, or the meaning of a tunable, changes
+    fuses: frozenset[str] = frozenset()  # epilogue steps done inside the kernel
+    layouts: frozenset[str] = frozenset({"nhwc"})  # what the kernel reads and writes
+    takes: str = "addresses"  # or "tensors": what the built function is called with
+
+    def reject(self, p: Problem, t: Target) -> list[str]:
+        """Reasons with the value found and the value needed; empty means it can run."""
+        raise NotImplementedError
+
+    def error(self, p: Problem, t: Target, s: Schedule) -> float:
+        """Bound on the rms error over the rms output, against float64."""
+        raise NotImplementedError
+
+    def space(self, p: Problem, t: Target) -> Space:
+        """Every legal schedule."""
+        return Space()
+
+    def default(self, p: Problem, t: Target) -> Schedule:
+        """A legal schedule, found without searching."""
+        return Schedule()
+
+    def cost(self, p: Problem, t: Target, s: Schedule) -> float:
+        """Estimated seconds; runs nothing."""
+        raise NotImplementedError
+
+    def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
+        """Bytes of scratch a call needs."""
+        return 0
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        """The weight as the kernel wants it; made once, used by every call."""
+        return weight
+
+    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+        """Compile; returns the function that runs it."""
+        raise NotImplementedError
+
+
+def accumulation_error(terms: int) -> float:
+    """Bound on the relative rms error of fp32 sums of `terms` products.
+
+    A running sum of random products errs by about eps * sqrt(terms) / 2 relative to its own
+    size, one of non-negative products by as much again; small sums are bounded by one rounding.
+    """
+    return EPS32 * (2.0 + 1.0 * terms ** 0.5)

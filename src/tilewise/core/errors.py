@@ -1,0 +1,35 @@
+"""Errors that say what was found, what was needed and, where there is one, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class TilewiseError(Exception):
+    """Base of every error tilewise raises on purpose."""
+
+
+class InvalidProblem(TilewiseError, ValueError):
+    """A convolution that cannot exist: the message names the value found and the value needed."""
+
+
+class InvalidSchedule(TilewiseError, ValueError):
+    """A schedule outside its algorithm's space."""
+
+
+class UnknownAlgorithm(TilewiseError, KeyError):
+    """A name that is not in the list of algorithms."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NoAlgorithm(TilewiseError, RuntimeError):
+    """Nothing can run a problem; one line per algorithm with its reasons."""
+
+    def __init__(self, problem: object, target: object, reasons: Mapping[str, Sequence[str]]):
+        self.problem, self.target, self.reasons = problem, target, dict(reasons)
+        width = max((len(name) for name in reasons), default=0) + 1
+        lines = [f"no algorithm can run {problem} on {target}:"]
+        lines += [f"  {name + ':':<{width}} {'; '.join(why)}" for name, why in reasons.items()]
+        super().__init__("\n".join(lines))

@@ -1,0 +1,62 @@
+"""One row per instruction set: what kernels may know of a machine."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Isa:
+    """An instruction set; kernels read lanes and registers from it and nothing else."""
+
+    name: str
+    machines: tuple[str, ...]  # values of platform.machine() that have it
+    needs: frozenset[str]  # CPU flags that must be present
+    lanes: int  # floats in a vector
+    registers: int  # vector registers
+    fma: bool  # fused multiply-add
+    memory_operands: bool  # arithmetic can take a broadcast from memory, without a register
+    cpu: str  # LLVM's name of the baseline
+    features: str  # LLVM feature string on top of it
+    units: int = 2  # multiply-add instructions that can start in a cycle
+    falls_back_to: str | None = "generic"
+
+
+_X86 = ("x86_64", "AMD64")
+_AVX2 = frozenset({"avx2", "fma"})
+_AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
+_AMX = _AVX512 | {"amx_tile", "amx_bf16"}
+_WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
+
+ISA_ROWS = (
+    Isa("amx", _X86, _AMX, 16, 32, True, True, "sapphirerapids", _WIDE, 2, "avx512"),
+    Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, 2, "avx2"),
+    Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
+    Isa("neon", ("aarch64", "arm64"), frozenset(), 4, 32, True, True, "generic", "+neon", 2, None),
+    Isa("generic", _X86, frozenset(), 4, 16, False, False, "x86-64", "", 1, None),
+)
+
+ISA = {row.name: row for row in ISA_ROWS}
+
+
+@lru_cache(maxsize=1)
+def cpu_flags() -> frozenset[str]:
+    """Flags the kernel reports for the first CPU; empty where it reports none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def available(machine: str | None = None, flags: frozenset[str] | None = None) -> tuple[Isa, ...]:
+    """Rows this machine can run, widest first."""
+    machine = platform.machine() if machine is None else machine
+    flags = cpu_flags() if flags is None else flags
+    return tuple(row for row in ISA_ROWS if machine in row.machines and row.needs <= flags)

@@ -1,0 +1,46 @@
+"""The decision: which algorithm runs a problem, with which schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .problem import Problem
+from .schedule import Schedule
+from .target import Target
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Data only: what will run, how long it should take, and how that is known.
+
+    `inner` is the problem the kernel itself solves; where it differs from `problem`, the passes
+    around it are named by `before` and `after`.
+    """
+
+    problem: Problem
+    target: Target
+    algorithm: str
+    version: int
+    schedule: Schedule
+    inner: Problem
+    seconds: float
+    source: str  # estimate, measured or wisdom
+    error: float
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """Passes before the kernel."""
+        return ("to_" + self.inner.layout,) if self.inner.layout != self.problem.layout else ()
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Passes after the kernel."""
+        fused = self.inner.epilogue.steps
+        rest = self.problem.epilogue.steps[len(fused):]
+        back = ("to_" + self.problem.layout,) if self.before else ()
+        return rest + back
+
+    def __str__(self) -> str:
+        passes = f" then {', '.join(self.after)}" if self.after else ""
+        return (f"{self.problem} on {self.target}: {self.algorithm} [{self.schedule}]{passes}, "
+                f"{self.seconds * 1e6:.1f} us ({self.source}), error <= {self.error:.1e}")

@@ -1,0 +1,263 @@
+"""What is asked: one convolution, as plain data with a one-line name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+from .errors import InvalidProblem
+
+DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
+LAYOUTS = ("nhwc", "nchw")
+DIRECTIONS = ("forward", "backward_data", "backward_weight")
+ACTIVATIONS = (None, "relu")
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The fused tail, in the order in which it is applied.
+
+    >>> str(Epilogue(bias=True, activation="relu"))
+    '+bias+relu'
+    """
+
+    bias: bool = False
+    residual: bool = False
+    activation: str | None = None
+    pool: int = 1
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise InvalidProblem(f"activation is {self.activation!r}, needs one of {ACTIVATIONS}")
+        if self.pool not in (1, 2):
+            raise InvalidProblem(f"pool is {self.pool}, needs 1 (none) or 2 (2x2, stride 2)")
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Names of the steps in order of application."""
+        steps = ("bias" if self.bias else "", "residual" if self.residual else "",
+                 self.activation or "", f"pool{self.pool}" if self.pool > 1 else "")
+        return tuple(step for step in steps if step)
+
+    def __str__(self) -> str:
+        return "".join(f"+{step}" for step in self.steps)
+
+    @classmethod
+    def of(cls, steps: tuple[str, ...]) -> Epilogue:
+        """The epilogue with these steps; the inverse of `steps`."""
+        unknown = set(steps) - {"bias", "residual", "relu", "pool2"}
+        if unknown or len(set(steps)) != len(steps):
+            raise InvalidProblem(f"epilogue steps are {steps}, need distinct ones of "
+                                 "bias, residual, relu, pool2")
+        return cls("bias" in steps, "residual" in steps, "relu" if "relu" in steps else None,
+                   2 if "pool2" in steps else 1)
+
+    def split(self, fusable: frozenset[str]) -> tuple[Epilogue, tuple[str, ...]]:
+        """The longest prefix made of fusable steps, and the steps that are left over."""
+        steps = self.steps
+        cut = next((i for i, step in enumerate(steps) if step not in fusable), len(steps))
+        return Epilogue.of(steps[:cut]), steps[cut:]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One convolution: no device in it, no data, one line when printed.
+
+    >>> Problem.parse("n8c64h224w224k64r3s3p1_f32_forward+bias+relu").out_h
+    224
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, bottom, left, right
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    dtype: str = "f32"
+    layout: str = "nhwc"
+    direction: str = "forward"
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    frozen: bool = False  # the weight will not change between calls
+
+    def __post_init__(self) -> None:
+        complaints = list(self._complaints())
+        if complaints:
+            raise InvalidProblem("; ".join(complaints))
+
+    def _complaints(self):  # type: ignore[no-untyped-def]
+        for name in ("c", "h", "w", "k", "r", "s", "groups"):
+            if getattr(self, name) < 1:
+                yield f"{name} is {getattr(self, name)}, needs at least 1"
+        if self.n < 0:
+            yield f"n is {self.n}, needs at least 0"
+        for name, least in (("stride", 1), ("dilation", 1), ("padding", 0)):
+            if min(getattr(self, name)) < least:
+                yield f"{name} is {getattr(self, name)}, needs at least {least} everywhere"
+        if self.groups > 0 and (self.c % self.groups or self.k % self.groups):
+            yield (f"groups is {self.groups}, needs a divisor of the input channels ({self.c}) "
+                   f"and of the output channels ({self.k})")
+        for name, known in (("dtype", DTYPES), ("layout", LAYOUTS), ("direction", DIRECTIONS)):
+            if getattr(self, name) not in known:
+                yield f"{name} is {getattr(self, name)!r}, needs one of {', '.join(known)}"
+        if min(*self.stride, *self.dilation) > 0 and min(self.conv_h, self.conv_w) < 1:
+            yield (f"the dilated filter ({self.span_h}x{self.span_w}) does not fit into the padded "
+                   f"input ({self.padded_h}x{self.padded_w})")
+        if self.epilogue.pool > 1 and min(self.out_h, self.out_w) < 1:
+            yield f"pool is 2, needs an output of at least 2x2, found {self.conv_h}x{self.conv_w}"
+
+    @property
+    def padded_h(self) -> int:
+        return self.h + self.padding[0] + self.padding[1]
+
+    @property
+    def padded_w(self) -> int:
+        return self.w + self.padding[2] + self.padding[3]
+
+    @property
+    def span_h(self) -> int:
+        """Input rows under one dilated filter."""
+        return (self.r - 1) * self.dilation[0] + 1
+
+    @property
+    def span_w(self) -> int:
+        """Input columns under one dilated filter."""
+        return (self.s - 1) * self.dilation[1] + 1
+
+    @cached_property
+    def conv_h(self) -> int:
+        """Rows of the convolution before pooling."""
+        return (self.padded_h - self.span_h) // self.stride[0] + 1
+
+    @cached_property
+    def conv_w(self) -> int:
+        """Columns of the convolution before pooling."""
+        return (self.padded_w - self.span_w) // self.stride[1] + 1
+
+    @property
+    def out_h(self) -> int:
+        return self.conv_h // self.epilogue.pool
+
+    @property
+    def out_w(self) -> int:
+        return self.conv_w // self.epilogue.pool
+
+    @property
+    def group_c(self) -> int:
+        """Input channels of one group."""
+        return self.c // self.groups
+
+    @property
+    def group_k(self) -> int:
+        """Output channels of one group."""
+        return self.k // self.groups
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the direct method."""
+        return 2 * self.n * self.conv_h * self.conv_w * self.k * self.group_c * self.r * self.s
+
+    @property
+    def input_bytes(self) -> int:
+        return self.n * self.c * self.h * self.w * DTYPES[self.dtype]
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.k * self.group_c * self.r * self.s * DTYPES[self.dtype]
+
+    @property
+    def output_bytes(self) -> int:
+        return self.n * self.k * self.out_h * self.out_w * DTYPES[self.dtype]
+
+    @property
+    def bytes(self) -> int:
+        """The least traffic: everything read once, the output written once."""
+        residual = self.output_bytes if self.epilogue.residual else 0
+        return self.input_bytes + self.weight_bytes + self.output_bytes + residual
+
+    def with_(self, **changes: object) -> Problem:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @cached_property
+    def name(self) -> str:
+        return _print(self)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @staticmethod
+    def parse(text: str) -> Problem:
+        """The problem that prints as `text`."""
+        return _parse(text)
+
+
+def _pair(letter: str, a: str, b: str, default: str) -> str:
+    if a == b:
+        return "" if a == default else f"{letter}{a}"
+    return f"{letter}{a}x{b}"
+
+
+def _sides(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _print(p: Problem) -> str:
+    top, bottom, left, right = p.padding
+    shape = f"n{p.n}c{p.c}h{p.h}w{p.w}k{p.k}r{p.r}s{p.s}"
+    shape += _pair("u", str(p.stride[0]), str(p.stride[1]), "1")
+    shape += _pair("p", _sides(top, bottom), _sides(left, right), "0")
+    shape += _pair("d", str(p.dilation[0]), str(p.dilation[1]), "1")
+    shape += f"g{p.groups}" if p.groups > 1 else ""
+    words = [shape, p.dtype]
+    words += [p.layout] if p.layout != "nhwc" else []
+    words += [p.direction]
+    words += ["frozen"] if p.frozen else []
+    return "_".join(words) + str(p.epilogue)
+
+
+_SIDES = r"\d+(?:-\d+)?"
+_GRAMMAR = re.compile(
+    r"n(?P<n>\d+)c(?P<c>\d+)h(?P<h>\d+)w(?P<w>\d+)k(?P<k>\d+)r(?P<r>\d+)s(?P<s>\d+)"
+    r"(?:u(?P<u>\d+(?:x\d+)?))?"
+    rf"(?:p(?P<p>{_SIDES}(?:x{_SIDES})?))?"
+    r"(?:d(?P<d>\d+(?:x\d+)?))?(?:g(?P<g>\d+))?"
+    r"_(?P<dtype>[a-z]+\d+)(?:_(?P<layout>nchw|nhwc))?_(?P<direction>forward|backward_data|"
+    r"backward_weight)(?P<frozen>_frozen)?(?P<epilogue>(?:\+\w+)*)"
+)
+
+
+def _two(text: str | None, default: str) -> tuple[str, str]:
+    first, _, second = (text or default).partition("x")
+    return first, second or first
+
+
+def _both_sides(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Problem:
+    match = _GRAMMAR.fullmatch(text.strip())
+    if not match:
+        raise InvalidProblem(
+            f"cannot read the problem {text!r}; needs a line such as "
+            "n8c64h224w224k64r3s3p1_f32_forward+bias+relu (u = stride, p = padding, "
+            "d = dilation, g = groups; 2x1 for two axes, 0-1 for two sides)")
+    field_ = match.groupdict()
+    numbers = {name: int(field_[name]) for name in "nchwkrs"}
+    vertical, horizontal = _two(field_["p"], "0")
+    u, d = _two(field_["u"], "1"), _two(field_["d"], "1")
+    return Problem(
+        **numbers, stride=(int(u[0]), int(u[1])),
+        padding=(*_both_sides(vertical), *_both_sides(horizontal)),
+        dilation=(int(d[0]), int(d[1])), groups=int(field_["g"] or 1), dtype=field_["dtype"],
+        layout=field_["layout"] or "nhwc", direction=field_["direction"],
+        frozen=bool(field_["frozen"]),
+        epilogue=Epilogue.of(tuple(field_["epilogue"].split("+")[1:])))

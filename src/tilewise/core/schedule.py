@@ -1,0 +1,84 @@
+"""The legal tunables of an algorithm, and one point among them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+
+Tunable = int | str | bool
+
+
+class Schedule(Mapping[str, Tunable]):
+    """One JSON-able, hashable point of a space.
+
+    >>> Schedule(tile=14, vectors=2).tile
+    14
+    """
+
+    def __init__(self, **tunables: Tunable) -> None:
+        self._tunables = dict(tunables)
+        self._hash = hash(tuple(sorted(self._tunables.items(), key=lambda item: item[0])))
+
+    def __getitem__(self, name: str) -> Tunable:
+        return self._tunables[name]
+
+    def __getattr__(self, name: str) -> Tunable:
+        try:
+            return self.__dict__["_tunables"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"schedule has no tunable {name!r}: {self}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tunables)
+
+    def __len__(self) -> int:
+        return len(self._tunables)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self._tunables == other._tunables
+
+    def __reduce__(self) -> tuple[Callable[..., Schedule], tuple[str]]:
+        return Schedule.from_json, (self.to_json(),)
+
+    def __repr__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._tunables.items()) or "-"
+
+    def with_(self, **changes: Tunable) -> Schedule:
+        """A copy with some tunables changed."""
+        return Schedule(**{**self._tunables, **changes})
+
+    def to_json(self) -> str:
+        return json.dumps(self._tunables, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Schedule:
+        return Schedule(**json.loads(text))
+
+
+class Space:
+    """All combinations of the tunables that pass the predicate."""
+
+    def __init__(self, legal: Callable[[Schedule], bool] = lambda schedule: True,
+                 **tunables: tuple[Tunable, ...]) -> None:
+        self.tunables, self._legal = tunables, legal
+
+    def __iter__(self) -> Iterator[Schedule]:
+        for values in itertools.product(*self.tunables.values()):
+            schedule = Schedule(**dict(zip(self.tunables, values, strict=True)))
+            if self._legal(schedule):
+                yield schedule
+
+    def __contains__(self, schedule: Schedule) -> bool:
+        if set(schedule) != set(self.tunables):
+            return False
+        inside = all(schedule[name] in values for name, values in self.tunables.items())
+        return inside and self._legal(schedule)
+
+    def sample(self, rng: random.Random) -> Schedule:
+        """A random legal schedule."""
+        return rng.choice(list(self))

@@ -1,0 +1,88 @@
+"""The machine a plan is made for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from .errors import TilewiseError
+from .isa import ISA, Isa, available
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine as the planner sees it; `Target.host()` is this one.
+
+    >>> str(Target("cpu", "avx2", threads=2))
+    'cpu:avx2:t2'
+    """
+
+    device: str
+    isa: str
+    threads: int
+    l1: int = 32 << 10  # bytes a core
+    l2: int = 1 << 20
+    l3: int = 32 << 20  # bytes shared
+    hertz: float = 2.5e9
+    bandwidth: float = 12e9  # bytes a second to and from memory, all threads
+
+    @property
+    def row(self) -> Isa:
+        return ISA[self.isa]
+
+    @property
+    def lanes(self) -> int:
+        return self.row.lanes
+
+    @property
+    def registers(self) -> int:
+        return self.row.registers
+
+    @property
+    def core_peak(self) -> float:
+        """Multiply-add limit of one core in operations a second."""
+        return 2 * self.row.lanes * self.row.units * self.hertz
+
+    @property
+    def peak(self) -> float:
+        """Multiply-add limit of all threads in operations a second."""
+        return self.core_peak * self.threads
+
+    def with_(self, **changes: object) -> Target:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.isa}:t{self.threads}"
+
+    @staticmethod
+    def host(isa: str | None = None, threads: int | None = None) -> Target:
+        """This machine, or a narrower view of it."""
+        return _host(isa, threads or os.cpu_count() or 1)
+
+
+def _cache_bytes(level: int, default: int) -> int:
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            if (index / "level").read_text().strip() != str(level):
+                continue
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            text = (index / "size").read_text().strip()
+            return int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0)
+        except (OSError, ValueError):
+            continue
+    return default
+
+
+@lru_cache(maxsize=64)
+def _host(isa: str | None, threads: int) -> Target:
+    rows = [row.name for row in available()]
+    # amx is opt-in until its kernels exist; its vectors are those of avx512
+    name = isa or next((row for row in rows if row != "amx"), "generic")
+    if name not in rows:
+        raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows) or 'none'}")
+    return Target("cpu", name, threads, l1=_cache_bytes(1, 32 << 10),
+                  l2=_cache_bytes(2, 1 << 20), l3=_cache_bytes(3, 32 << 20))

@@ -1,0 +1,1 @@
+"""Code generators: what they know is tiles, not networks."""

@@ -1,0 +1,345 @@
+"""A small typed layer over LLVM's IR builder: a Python loop unrolls, `f.loop` emits.
+
+Offsets count elements, sizes are 64-bit, vectors are as wide as the instruction set's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+from ...core.isa import Isa
+
+BOOL, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+F32, PTR, VOID = ir.FloatType(), ir.PointerType(), ir.VoidType()
+FLOAT_ALIGN = 4  # vectors may start at any float
+
+
+class Value:
+    """An SSA value of a function under construction."""
+
+    __slots__ = ("f", "ir")
+
+    def __init__(self, f: Function, value: Any) -> None:
+        self.f, self.ir = f, value
+
+
+class Flag(Value):
+    """A condition."""
+
+    __slots__ = ()
+
+    def __and__(self, other: Flag) -> Flag:
+        return Flag(self.f, self.f.ll.and_(self.ir, other.ir))
+
+    def select(self, yes: Any, no: Any) -> Any:
+        """`yes` where the condition holds, else `no`."""
+        return type(yes)(self.f, self.f.ll.select(self.ir, yes.ir, no.ir))
+
+
+class Index(Value):
+    """A 64-bit signed integer."""
+
+    __slots__ = ()
+
+    def _binary(self, op: str, other: Index | int, swap: bool = False) -> Index:
+        a, b = self.ir, self.f.index(other).ir
+        return Index(self.f, getattr(self.f.ll, op)(*((b, a) if swap else (a, b))))
+
+    def __add__(self, other: Index | int) -> Index:
+        return self if isinstance(other, int) and other == 0 else self._binary("add", other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Index | int) -> Index:
+        return self._binary("sub", other)
+
+    def __rsub__(self, other: int) -> Index:
+        return self._binary("sub", other, swap=True)
+
+    def __mul__(self, other: Index | int) -> Index:
+        return self if isinstance(other, int) and other == 1 else self._binary("mul", other)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> Index:
+        """Quotient; both sides must be non-negative."""
+        return self if other == 1 else self._binary("udiv", other)
+
+    def __mod__(self, other: int) -> Index:
+        """Remainder; both sides must be non-negative."""
+        return self._binary("urem", other)
+
+    def _compare(self, op: str, other: Index | int) -> Flag:
+        return Flag(self.f, self.f.ll.icmp_signed(op, self.ir, self.f.index(other).ir))
+
+    def __lt__(self, other: Index | int) -> Flag:
+        return self._compare("<", other)
+
+    def __ge__(self, other: Index | int) -> Flag:
+        return self._compare(">=", other)
+
+    def equals(self, other: Index | int) -> Flag:
+        return self._compare("==", other)
+
+    def minimum(self, other: Index | int) -> Index:
+        return (self < other).select(self, self.f.index(other))
+
+    def maximum(self, other: Index | int) -> Index:
+        return (self < other).select(self.f.index(other), self)
+
+
+class Vector(Value):
+    """Floats side by side; arithmetic is lane by lane and never reassociated."""
+
+    __slots__ = ()
+
+    @property
+    def lanes(self) -> int:
+        return int(self.ir.type.count)
+
+    def __add__(self, other: Vector) -> Vector:
+        return Vector(self.f, self.f.ll.fadd(self.ir, other.ir))
+
+    def __sub__(self, other: Vector) -> Vector:
+        return Vector(self.f, self.f.ll.fsub(self.ir, other.ir))
+
+    def __mul__(self, other: Vector) -> Vector:
+        return Vector(self.f, self.f.ll.fmul(self.ir, other.ir))
+
+    def __neg__(self) -> Vector:
+        return Vector(self.f, self.f.ll.fneg(self.ir))
+
+    def maximum(self, other: Vector) -> Vector:
+        """The larger; where `other` is NaN, NaN."""
+        return self._pick(">", other)
+
+    def _pick(self, op: str, other: Vector) -> Vector:
+        keep = self.f.ll.fcmp_ordered(op, self.ir, other.ir)
+        return Vector(self.f, self.f.ll.select(keep, self.ir, other.ir))
+
+    def shuffle(self, other: Vector, lanes: Sequence[int]) -> Vector:
+        """Lanes picked from the two vectors laid side by side."""
+        mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
+        return Vector(self.f, self.f.ll.shuffle_vector(self.ir, other.ir, mask))
+
+    def slice(self, start: int, count: int) -> Vector:
+        """`count` neighbouring lanes."""
+        whole = start == 0 and count == self.lanes
+        return self if whole else self.shuffle(self, range(start, start + count))
+
+
+class Pointer(Value):
+    """An address; offsets count floats."""
+
+    __slots__ = ()
+
+    def __add__(self, offset: Index | int) -> Pointer:
+        if isinstance(offset, int) and offset == 0:
+            return self
+        step = [self.f.index(offset).ir]
+        return Pointer(self.f, self.f.ll.gep(self.ir, step, source_etype=F32))
+
+    def load(self, offset: Index | int = 0, lanes: int | None = None,
+             count: Index | int | None = None) -> Vector:
+        """A vector; with `count`, only that many leading lanes, the others zero."""
+        f, lanes = self.f, lanes or self.f.isa.lanes
+        where, kind = (self + offset).ir, ir.VectorType(F32, lanes)
+        if count is None or (isinstance(count, int) and count >= lanes):
+            return Vector(f, f.ll.load(where, align=FLOAT_ALIGN, typ=kind))
+        mask, masks = f.leading(count, lanes), ir.VectorType(BOOL, lanes)
+        load = f.intrinsic(f"llvm.masked.load.v{lanes}f32.p0", kind, [PTR, I32, masks, kind])
+        zero = ir.Constant(kind, [0.0] * lanes)
+        return Vector(f, f.ll.call(load, [where, ir.Constant(I32, FLOAT_ALIGN), mask, zero]))
+
+    def store(self, value: Vector, offset: Index | int = 0, count: Index | int | None = None,
+              streaming: bool = False) -> None:
+        """Write a vector; with `count`, only that many leading lanes."""
+        f, where, lanes = self.f, (self + offset).ir, value.lanes
+        if count is None or (isinstance(count, int) and count >= lanes):
+            align = 4 * lanes if streaming else FLOAT_ALIGN  # streaming stores must be aligned
+            store = f.ll.store(value.ir, where, align=align)
+            if streaming:
+                store.set_metadata("nontemporal", f.module.ir.add_metadata([ir.Constant(I32, 1)]))
+            return
+        mask, masks = f.leading(count, lanes), ir.VectorType(BOOL, lanes)
+        store = f.intrinsic(f"llvm.masked.store.v{lanes}f32.p0", VOID,
+                            [value.ir.type, PTR, I32, masks])
+        f.ll.call(store, [value.ir, where, ir.Constant(I32, FLOAT_ALIGN), mask])
+
+    def broadcast(self, offset: Index | int = 0, lanes: int | None = None) -> Vector:
+        """One float in every lane."""
+        scalar = self.f.ll.load((self + offset).ir, align=FLOAT_ALIGN, typ=F32)
+        return self.f.splat(scalar, lanes)
+
+    def prefetch(self, offset: Index | int = 0, level: int = 2) -> None:
+        """Ask for a cache line to be brought into cache level 1, 2 or 3."""
+        fetch = self.f.intrinsic("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
+        hint = [ir.Constant(I32, value) for value in (0, 4 - level, 1)]
+        self.f.ll.call(fetch, [(self + offset).ir, *hint])
+
+    def _word(self, i: int) -> Any:
+        return self.f.ll.gep(self.ir, [ir.Constant(I64, i)], source_etype=I64)
+
+    def load_index(self, i: int) -> Index:
+        """The i-th 64-bit integer."""
+        return Index(self.f, self.f.ll.load(self._word(i), align=8, typ=I64))
+
+    def load_pointer(self, i: int) -> Pointer:
+        """The i-th 64-bit address."""
+        return Pointer(self.f, self.f.ll.load(self._word(i), align=8, typ=PTR))
+
+    def store_index(self, i: int, value: Index | int) -> None:
+        self.f.ll.store(self.f.index(value).ir, self._word(i), align=8)
+
+    def fetch_add(self, i: int) -> Index:
+        """Atomically add one to the i-th integer; returns what it was."""
+        one = ir.Constant(I64, 1)
+        return Index(self.f, self.f.ll.atomic_rmw("add", self._word(i), one, "monotonic"))
+
+
+class Loop:
+    """An emitted loop: `i` counts, `values` are carried from turn to turn and out of it."""
+
+    def __init__(self, i: Index, values: list[Any]) -> None:
+        self.i, self.values = i, values
+
+
+class Function:
+    """A function under construction; its arguments are attributes of `args`."""
+
+    KINDS = {"pointer": (PTR, Pointer), "index": (I64, Index)}
+
+    def __init__(self, module: Module, name: str, **kinds: str) -> None:
+        self.module, self.isa, self.name = module, module.isa, name
+        types = [self.KINDS[kind][0] for kind in kinds.values()]
+        self.ir = ir.Function(module.ir, ir.FunctionType(VOID, types), name)
+        for attribute in ("nounwind", "noinline"):
+            self.ir.attributes.add(attribute)
+        self.ll = ir.IRBuilder(self.ir.append_basic_block("entry"))
+        self.args: dict[str, Any] = {}
+        for (name_, kind), value in zip(kinds.items(), self.ir.args, strict=True):
+            value.name = name_
+            if kind == "pointer":
+                value.add_attribute("noalias")
+            self.args[name_] = self.KINDS[kind][1](self, value)
+
+    def __enter__(self) -> Function:
+        return self
+
+    def __exit__(self, failure: object, *_: object) -> None:
+        if failure is None:
+            self.ll.ret_void()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["args"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def intrinsic(self, name: str, result: Any, types: list[Any]) -> Any:
+        known = self.module.ir.globals.get(name)
+        return known or ir.Function(self.module.ir, ir.FunctionType(result, types), name)
+
+    def index(self, value: Index | int) -> Index:
+        return value if isinstance(value, Index) else Index(self, ir.Constant(I64, value))
+
+    def vector(self, value: float, lanes: int | None = None) -> Vector:
+        """A constant in every lane."""
+        lanes = lanes or self.isa.lanes
+        return Vector(self, ir.Constant(ir.VectorType(F32, lanes), [value] * lanes))
+
+    def splat(self, scalar: Any, lanes: int | None = None) -> Vector:
+        lanes = lanes or self.isa.lanes
+        undefined = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
+        first = self.ll.insert_element(undefined, scalar, ir.Constant(I32, 0))
+        everywhere = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+        return Vector(self, self.ll.shuffle_vector(first, undefined, everywhere))
+
+    def leading(self, count: Index | int, lanes: int) -> Any:
+        """A mask of the first `count` lanes."""
+        if isinstance(count, int):
+            return ir.Constant(ir.VectorType(BOOL, lanes), [int(i < count) for i in range(lanes)])
+        kind = ir.VectorType(I64, lanes)
+        undefined = ir.Constant(kind, ir.Undefined)
+        first = self.ll.insert_element(undefined, count.ir, ir.Constant(I32, 0))
+        everywhere = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+        counts = self.ll.shuffle_vector(first, undefined, everywhere)
+        return self.ll.icmp_signed("<", ir.Constant(kind, list(range(lanes))), counts)
+
+    def fma(self, a: Vector, b: Vector, c: Vector) -> Vector:
+        """a * b + c, rounded once where the instruction set can."""
+        if not self.isa.fma:
+            return a * b + c
+        kind = a.ir.type
+        fused = self.intrinsic(f"llvm.fma.v{a.lanes}f32", kind, [kind] * 3)
+        return Vector(self, self.ll.call(fused, [a.ir, b.ir, c.ir]))
+
+    def slot(self, bytes_: int = 8) -> Any:
+        """A few bytes on the stack."""
+        with self.ll.goto_entry_block():
+            space = self.ll.alloca(I8, bytes_)
+            space.align = 8
+            opaque = self.ll.gep(space, [ir.Constant(I64, 0)], source_etype=I8)
+        opaque.type = PTR  # llvmlite types allocations
+        return opaque
+
+    def call(self, callee: Function, *args: Any) -> None:
+        values = [self.index(arg).ir if isinstance(arg, int) else arg.ir for arg in args]
+        self.ll.call(callee.ir, values)
+
+    @contextmanager
+    def loop(self, stop: Index | int, start: Index | int = 0, step: int = 1,
+             carry: Sequence[Any] = ()) -> Iterator[Loop]:
+        """for i in range(start, stop, step), with carried values."""
+        last = self.index(stop)
+        with self.repeat(lambda i: i < last, [self.index(start), *carry]) as turn:
+            loop = Loop(turn.values[0], turn.values[1:])
+            yield loop
+            turn.values = [loop.i + step, *loop.values]
+        loop.values = turn.values[1:]
+
+    @contextmanager
+    def repeat(self, test: Callable[[Any], Flag], carry: Sequence[Any]) -> Iterator[Loop]:
+        """while test(first carried value), with carried values."""
+        b, before = self.ll, self.ll.block
+        head, body, after = (self.ir.append_basic_block(name) for name in ("head", "body", "after"))
+        b.branch(head)
+        b.position_at_end(head)
+        phis = [b.phi(value.ir.type) for value in carry]
+        for phi, value in zip(phis, carry, strict=True):
+            phi.add_incoming(value.ir, before)
+        entering = [type(value)(self, phi) for value, phi in zip(carry, phis, strict=True)]
+        b.cbranch(test(entering[0]).ir, body, after)
+        b.position_at_end(body)
+        loop = Loop(entering[0], list(entering))
+        yield loop
+        for phi, value in zip(phis, loop.values, strict=True):
+            phi.add_incoming(value.ir, b.block)
+        b.branch(head)
+        b.position_at_end(after)
+        loop.values = entering
+
+    @contextmanager
+    def when(self, condition: Flag) -> Iterator[None]:
+        """Emit a branch taken where the condition holds."""
+        with self.ll.if_then(condition.ir):
+            yield
+
+    def either(self, condition: Flag) -> Any:
+        """Two emitted branches: `with f.either(c) as (yes, no)`."""
+        return self.ll.if_else(condition.ir)
+
+
+class Module:
+    """A compilation unit for one instruction set."""
+
+    def __init__(self, isa: Isa) -> None:
+        self.isa, self.ir = isa, ir.Module("tilewise")
+
+    def function(self, name: str, **kinds: str) -> Function:
+        """A new function; arguments are named with their kind, `pointer` or `index`."""
+        return Function(self, name, **kinds)

@@ -1,0 +1,156 @@
+"""IR to machine code, and the cache of objects on disk.
+
+An object is keyed by what it is made from (the generator's sources, its arguments, the
+instruction set, the LLVM version), so a known kernel is loaded without even writing its IR.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import os
+import stat
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from ...core.isa import Isa
+from .emit import Module
+
+_lock = threading.RLock()  # LLVM's contexts are shared by all threads
+_serial = itertools.count()
+compiled = 0  # kernels compiled (not loaded) by this process; tests read it
+
+
+class Code:
+    """Loaded machine code; the memory is freed with the object."""
+
+    def __init__(self, tracker: llvm.ResourceTracker) -> None:
+        self._tracker = tracker
+
+    def function(self, name: str, *types: type) -> Callable[..., None]:
+        call = ctypes.CFUNCTYPE(None, *types)(self._tracker[name])
+        call.code = self  # type: ignore[attr-defined]  # keeps the memory alive
+        return call
+
+
+def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str) -> Code:
+    """The code that `make` writes, from the cache where it is there."""
+    digest = hashlib.sha256(f"{_origin()}|{isa}|{key}".encode()).hexdigest()
+    path = cache_directory() / f"{digest[:40]}.o"
+    with _lock:
+        image = _read(path)
+        if image is None:
+            image = compile_object(make(isa))
+            _write(path, image)
+        return Code(_link(image, names))
+
+
+def compile_object(module: Module) -> bytes:
+    """Machine code of a module as an object file."""
+    global compiled
+    compiled += 1
+    machine, optimised = _optimise(module)
+    return bytes(machine.emit_object(optimised))
+
+
+def assembly(module: Module) -> str:
+    """Machine code of a module as text, for tests and for people."""
+    machine, optimised = _optimise(module)
+    return str(machine.emit_assembly(optimised))
+
+
+def _optimise(module: Module) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
+    _initialise()
+    module.ir.triple = llvm.get_process_triple()
+    parsed = llvm.parse_assembly(str(module.ir))
+    parsed.verify()
+    machine = _machine(module.isa)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = options.slp_vectorization = False
+    options.loop_unrolling = options.loop_interleaving = False
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(parsed, passes)
+    return machine, parsed
+
+
+@lru_cache(maxsize=1)
+def _initialise() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+@lru_cache(maxsize=8)
+def _machine(isa: Isa) -> llvm.TargetMachine:
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(cpu=isa.cpu, features=isa.features, opt=3, jit=True,
+                                        reloc="pic")
+
+
+@lru_cache(maxsize=1)
+def _linker() -> llvm.LLJIT:
+    _initialise()
+    return llvm.create_lljit_compiler()
+
+
+def _link(image: bytes, names: tuple[str, ...]) -> llvm.ResourceTracker:
+    library = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
+    for name in names:
+        library.export_symbol(name)
+    return library.link(_linker(), f"tilewise{next(_serial)}")
+
+
+@lru_cache(maxsize=1)
+def _origin() -> str:
+    """What code depends on besides its arguments: the generators and LLVM itself."""
+    digest = hashlib.sha256(f"{llvmlite.__version__}|{llvm.llvm_version_info}".encode())
+    kernels = Path(__file__).parents[1]
+    for source in sorted(kernels.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def cache_directory() -> Path:
+    """Where objects live: TILEWISE_CACHE_DIR, else the user's cache directory."""
+    chosen = os.environ.get("TILEWISE_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "tilewise"
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Owned by this user and not writable by any other: else it could be anyone's code."""
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return status.st_uid == os.getuid() and not status.st_mode & others
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        if not _is_ours(path.parent.stat()) or not _is_ours(path.lstat()):
+            return None
+        content = path.read_bytes()
+    except OSError:
+        return None
+    checksum, image = content[:32], content[32:]
+    return image if hashlib.sha256(image).digest() == checksum else None
+
+
+def _write(path: Path, image: bytes) -> None:
+    """Atomically, and silently not at all where the disk refuses: a cache is no duty."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(path.parent.stat()):
+            return
+        temporary = path.with_suffix(f".{os.getpid()}.{next(_serial)}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(hashlib.sha256(image).digest() + image)
+        os.replace(temporary, path)
+    except OSError:
+        return

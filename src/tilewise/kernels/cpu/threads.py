@@ -1,0 +1,142 @@
+"""Parallel regions on the OpenMP runtime that torch has already loaded.
+
+Generated code calls a function with GOMP_parallel's signature whose address stands in the call
+frame: libgomp's own, or a pool of Python threads where libgomp is missing or was lost in a fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from llvmlite import ir
+
+from .emit import I32, I64, PTR, VOID, Function, Index, Module, Pointer
+
+# words of the frame that every kernel is called with
+X, WEIGHT, BIAS, RESIDUAL, Y, SCRATCH, BATCH, THREADS, PARALLEL, TASK, WORKER = range(11)
+Frame = ctypes.c_int64 * 16
+FLUSH_AND_ZERO = 0x8040  # MXCSR: denormal results and denormal operands count as zero
+FLUSH_ARM = 1 << 24  # FPCR: the same
+
+_REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+Tasks = Callable[[Function, Pointer], "Index | int"]
+
+
+def emit_region(module: Module, name: str, tasks: Tasks, body: Function) -> Function:
+    """A worker that takes tasks until none is left: body(frame, task, worker)."""
+    with module.function(name, frame="pointer") as f:
+        worker = f.frame.fetch_add(WORKER)
+        total = f.index(tasks(f, f.frame))
+        control = _read_control(f)
+        _write_control(f, f.ll.or_(control, ir.Constant(control.type, _flush_bits(f))))
+        with f.repeat(lambda task: task < total, [f.frame.fetch_add(TASK)]) as turn:
+            f.call(body, f.frame, turn.i, worker)
+            turn.values = [f.frame.fetch_add(TASK)]
+        _write_control(f, control)
+    return f
+
+
+def emit_entry(module: Module, regions: Sequence[Function]) -> Function:
+    """entry(frame): runs the regions one after the other, each on all threads."""
+    with module.function("entry", frame="pointer") as f:
+        for region in regions:
+            f.frame.store_index(TASK, 0)
+            f.frame.store_index(WORKER, 0)
+            with f.either(f.frame.load_index(THREADS) < 2) as (alone, together):
+                with alone:
+                    f.call(region, f.frame)
+                with together:
+                    _emit_parallel(f, region)
+    return f
+
+
+def _emit_parallel(f: Function, region: Function) -> None:
+    kind = ir.FunctionType(VOID, [region.ir.type, PTR, I32, I32])
+    parallel = f.ll.inttoptr(f.frame.load_index(PARALLEL).ir, kind.as_pointer())
+    threads = f.ll.trunc(f.frame.load_index(THREADS).ir, I32)
+    f.ll.call(parallel, [region.ir, f.frame.ir, threads, ir.Constant(I32, 0)])
+
+
+def _is_x86(f: Function) -> bool:
+    return "x86_64" in f.isa.machines
+
+
+def _flush_bits(f: Function) -> int:
+    return FLUSH_AND_ZERO if _is_x86(f) else FLUSH_ARM
+
+
+def _read_control(f: Function) -> Any:
+    """The floating-point control register."""
+    if _is_x86(f):
+        slot = f.slot()
+        f.ll.call(f.intrinsic("llvm.x86.sse.stmxcsr", VOID, [PTR]), [slot])
+        return f.ll.load(slot, typ=I32)
+    kind = ir.FunctionType(I64, [])
+    return f.ll.asm(kind, "mrs $0, fpcr", "=r", [], side_effect=True)
+
+
+def _write_control(f: Function, value: Any) -> None:
+    if _is_x86(f):
+        slot = f.slot()
+        f.ll.store(value, slot)
+        f.ll.call(f.intrinsic("llvm.x86.sse.ldmxcsr", VOID, [PTR]), [slot])
+        return
+    kind = ir.FunctionType(VOID, [I64])
+    f.ll.asm(kind, "msr fpcr, $0", "r", [value], side_effect=True)
+
+
+class _Runtime:
+    """Which function starts a parallel region in this process."""
+
+    def __init__(self) -> None:
+        self.library = _loaded_openmp()  # keeps the library loaded
+        self.pool = _PARALLEL(_run_on_python_threads)  # keeps the callback alive
+        self.address = _address(getattr(self.library, "GOMP_parallel", self.pool))
+
+    def after_fork(self) -> None:
+        # libgomp's threads did not survive the fork, and it would wait for them for ever
+        self.address = _address(self.pool)
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _loaded_openmp() -> ctypes.CDLL | None:
+    """The libgomp that torch brought into this process."""
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    paths = {line.split(maxsplit=5)[5] for line in maps if "libgomp" in line}
+    return ctypes.CDLL(min(paths)) if paths else None
+
+
+def _run_on_python_threads(region: int, frame: int, threads: int, _flags: int) -> None:
+    run = _REGION(region)  # releases the interpreter lock while it runs
+    helpers = [threading.Thread(target=run, args=(frame,)) for _ in range(threads - 1)]
+    for helper in helpers:
+        helper.start()
+    run(frame)
+    for helper in helpers:
+        helper.join()
+
+
+@lru_cache(maxsize=1)
+def _runtime() -> _Runtime:
+    runtime = _Runtime()
+    os.register_at_fork(after_in_child=runtime.after_fork)
+    return runtime
+
+
+def parallel_address() -> int:
+    """Address of the function that starts a parallel region."""
+    return _runtime().address

@@ -1,0 +1,9 @@
+"""Runs before any test module, and so before tilewise is imported."""
+
+import os
+import tempfile
+
+# Tests start cold and leave the user's caches alone; the directory goes when the process ends.
+if "TILEWISE_CACHE_DIR" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="tilewise-tests-", ignore_cleanup_errors=True)
+    os.environ["TILEWISE_CACHE_DIR"] = _cache.name
