@@ -1,0 +1,16 @@
+"""Convolutions for PyTorch, planned, tuned and compiled for the machine at hand."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from .core import Epilogue, Plan, Problem, Schedule, Target, TilewiseError
+from .frontend.explain import explain
+from .frontend.ops import conv2d
+from .frontend.settings import algorithms, set_cache_limit, set_memory_limit
+
+try:
+    __version__ = version("tilewise")
+except PackageNotFoundError:  # run from a source tree
+    __version__ = "0+source"
+
+__all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError", "algorithms",
+           "conv2d", "explain", "set_cache_limit", "set_memory_limit"]

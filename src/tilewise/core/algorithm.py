@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .problem import Problem
@@ -62,4 +63,4 @@ def accumulation_error(terms: int) -> float:
     A running sum of random products errs by about eps * sqrt(terms) / 2 relative to its own
     size, one of non-negative products by as much again; small sums are bounded by one rounding.
     """
-    return EPS32 * (2.0 + 1.0 * terms ** 0.5)
+    return EPS32 * (2.0 + math.sqrt(terms))

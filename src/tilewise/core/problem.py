@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -90,7 +91,7 @@ class Problem:
         if complaints:
             raise InvalidProblem("; ".join(complaints))
 
-    def _complaints(self):  # type: ignore[no-untyped-def]
+    def _complaints(self) -> Iterator[str]:
         for name in ("c", "h", "w", "k", "r", "s", "groups"):
             if getattr(self, name) < 1:
                 yield f"{name} is {getattr(self, name)}, needs at least 1"

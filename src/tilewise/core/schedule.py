@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 Tunable = int | str | bool
 
@@ -24,9 +25,9 @@ class Schedule(Mapping[str, Tunable]):
     def __getitem__(self, name: str) -> Tunable:
         return self._tunables[name]
 
-    def __getattr__(self, name: str) -> Tunable:
+    def __getattr__(self, name: str) -> Any:
         try:
-            return self.__dict__["_tunables"][name]  # type: ignore[no-any-return]
+            return self.__dict__["_tunables"][name]
         except KeyError:
             raise AttributeError(f"schedule has no tunable {name!r}: {self}") from None
 
@@ -79,6 +80,23 @@ class Space:
         inside = all(schedule[name] in values for name, values in self.tunables.items())
         return inside and self._legal(schedule)
 
+    def __or__(self, other: Space) -> Space:
+        return _Union(self, other)
+
     def sample(self, rng: random.Random) -> Schedule:
         """A random legal schedule."""
         return rng.choice(list(self))
+
+
+class _Union(Space):
+    """The schedules of two spaces."""
+
+    def __init__(self, first: Space, second: Space) -> None:
+        super().__init__()
+        self._spaces = (first, second)
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return itertools.chain(*self._spaces)
+
+    def __contains__(self, schedule: Schedule) -> bool:
+        return any(schedule in space for space in self._spaces)

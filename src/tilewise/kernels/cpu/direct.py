@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from ...core.isa import Isa
 from ...core.problem import Epilogue, Problem
 from ...core.schedule import Schedule
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish
 from .microkernel import Walk, multiply
-from .threads import (BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region)
+from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .tiling import Partition, ceil_div, emit_copy, emit_zero
 
 
@@ -75,12 +77,18 @@ class Geometry:
         """Scratch of all partial sums of one image."""
         return self.p.conv_h * self.p.conv_w * self.p.k * self.s.split if self.s.split > 1 else 0
 
-    @cached_property
-    def walk(self) -> Walk:
+    def walk(self, vectors: int) -> Walk:
+        """The reduction, against a panel that is `vectors` wide."""
         down = (self.p.r, self.p.dilation[0] * self.row_pitch)
         if self.p.dilation[1] == 1:  # neighbouring taps are neighbours in memory
-            return Walk((down,), self.p.s * self.slice_c)
-        return Walk((down, (self.p.s, self.p.dilation[1] * self.slice_c)), self.slice_c)
+            return Walk.packed(vectors * self.lanes, down, (self.p.s * self.slice_c, 1))
+        across = (self.p.s, self.p.dilation[1] * self.slice_c)
+        return Walk.packed(vectors * self.lanes, down, across, (self.slice_c, 1))
+
+    @cached_property
+    def depth(self) -> int:
+        """Products in one partial sum."""
+        return self.p.r * self.p.s * self.slice_c
 
     @cached_property
     def k_vectors(self) -> int:
@@ -97,12 +105,25 @@ class Geometry:
     @cached_property
     def panel_floats(self) -> int:
         """Weights of one (group, slice)."""
-        return self.walk.steps * self.k_vectors * self.lanes
+        return self.depth * self.k_vectors * self.lanes
 
     @cached_property
     def has_tail(self) -> bool:
         """Whether the last block of output channels differs from the others."""
         return self.p.group_k % self.block_k != 0
+
+    def scratch_bytes(self, threads: int) -> int:
+        return 4 * (self.p.n * self.partial_floats + threads * self.pack_floats)
+
+    def pack_weight(self, weight: Any) -> Any:
+        """(K, C, R, S) to [group][slice][block of K][r][s][c][lane]."""
+        p, lanes = self.p, self.lanes
+        w = weight.reshape(p.groups, p.group_k, self.s.split, self.slice_c, p.r, p.s)
+        w = w.permute(0, 2, 4, 5, 3, 1).reshape(p.groups * self.s.split, self.depth, p.group_k)
+        w = torch.nn.functional.pad(w, (0, self.k_vectors * lanes - p.group_k))
+        whole = self.k_vectors // self.s.vectors * self.block_k
+        blocks = w[..., :whole].unflatten(-1, (-1, self.block_k)).transpose(1, 2)
+        return torch.cat([blocks.flatten(1), w[..., whole:].flatten(1)], 1).contiguous()
 
     def tasks(self, batch: Any) -> Any:
         return (batch * (self.p.groups * self.s.split * self.row_blocks)
@@ -164,19 +185,17 @@ class _Direct:
         with self.m.function(f"tile_{height}x{width}{'_end' if end else ''}", a="pointer",
                              b="pointer", bias="pointer", residual="pointer", y="pointer") as f:
             acc = multiply(f, f.a, f.b, [i * down + j * across for i, j in pixels], vectors,
-                           g.walk, self.s.unroll)
+                           g.walk(vectors), self.s.unroll)
             for (i, j), row in zip(pixels, acc, strict=True):
                 self._store(f, row, (i * p.conv_w + j) * p.k, channels)
         return f
 
     def _store(self, f: Function, row: list[Vector], at: int, channels: int) -> None:
         for j, value in enumerate(row):
-            first = j * self.g.lanes
-            count = min(self.g.lanes, channels - first)
-            value = finish(f, value, self.epilogue,
-                           bias=lambda: f.bias.load(first, count=count),
-                           residual=lambda: f.residual.load(at + first, count=count))
-            f.y.store(value, at + first, count=count)
+            k = j * self.g.lanes
+            count = min(self.g.lanes, channels - k)
+            value = finish(f, value, self.epilogue, (f.bias, k), (f.residual, at + k), count)
+            f.y.store(value, at + k, count=count)
 
     # packing
 
@@ -262,7 +281,7 @@ class _Direct:
         """All tiles of a task against one block of output channels."""
         g, p = self.g, self.p
         channel = block * g.block_k
-        weight = task.weight + channel * g.walk.steps
+        weight = task.weight + channel * g.depth
         for height, row in g.rows.pieces(f, *task.rows):
             down = g.rows.start(row) - task.top
             for width, col in g.cols.pieces(f, *task.cols):
@@ -288,8 +307,7 @@ class _Direct:
                 total = (parts + at).load(count=count)
                 for part in range(1, self.s.split):
                     total = total + (parts + batch * (image * part) + at).load(count=count)
-                total = finish(f, total, p.epilogue, bias=lambda: (bias + k).load(count=count),
-                               residual=lambda: (residual + at).load(count=count))
+                total = finish(f, total, p.epilogue, (bias, k), (residual, at), count)
                 (y + at).store(total, count=count)
 
             with f.loop(p.conv_w) as col:

@@ -213,10 +213,11 @@ class Function:
 
     KINDS = {"pointer": (PTR, Pointer), "index": (I64, Index)}
 
-    def __init__(self, module: Module, name: str, **kinds: str) -> None:
+    def __init__(self, module: Module, name: str, exported: bool, **kinds: str) -> None:
         self.module, self.isa, self.name = module, module.isa, name
         types = [self.KINDS[kind][0] for kind in kinds.values()]
         self.ir = ir.Function(module.ir, ir.FunctionType(VOID, types), name)
+        self.ir.linkage = "external" if exported else "internal"
         for attribute in ("nounwind", "noinline"):
             self.ir.attributes.add(attribute)
         self.ll = ir.IRBuilder(self.ir.append_basic_block("entry"))
@@ -340,6 +341,6 @@ class Module:
     def __init__(self, isa: Isa) -> None:
         self.isa, self.ir = isa, ir.Module("tilewise")
 
-    def function(self, name: str, **kinds: str) -> Function:
+    def function(self, name: str, exported: bool = False, **kinds: str) -> Function:
         """A new function; arguments are named with their kind, `pointer` or `index`."""
-        return Function(self, name, **kinds)
+        return Function(self, name, exported, **kinds)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...core.problem import Epilogue
-from .emit import Function, Vector
+from .emit import Function, Index, Pointer, Vector
 
-Operand = Callable[[], Vector]
+Operand = tuple[Pointer, Index | int]  # where an operand lies: base and offset
 
 
-def finish(f: Function, value: Vector, epilogue: Epilogue, bias: Operand,
-           residual: Operand) -> Vector:
+def finish(f: Function, value: Vector, epilogue: Epilogue, bias: Operand, residual: Operand,
+           count: int | None = None) -> Vector:
     """bias, then residual, then activation, on one vector of outputs."""
     if epilogue.bias:
-        value = value + bias()
+        value = value + bias[0].load(bias[1], count=count)
     if epilogue.residual:
-        value = value + residual()
+        value = value + residual[0].load(residual[1], count=count)
     return activate(f, value, epilogue)
 
 

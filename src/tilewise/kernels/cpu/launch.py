@@ -6,16 +6,30 @@ import ctypes
 from collections.abc import Callable
 
 from ...core.isa import Isa
+from ...core.lru import Lru
+from ...core.problem import Problem
+from ...core.schedule import Schedule
 from . import jit
 from .emit import Module
 from .threads import Frame, parallel_address
 
-Launch = Callable[..., None]
+Make = Callable[[Problem, Schedule, Isa], Module]
+Launch = Callable[[int, int, int, int, int, int, int, int], None]
+
+KERNELS: Lru[Launch] = Lru(limit=512)
 
 
-def launcher(make: Callable[[Isa], Module], key: str, isa: Isa) -> Launch:
+def launcher(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
     """launch(x, weight, bias, residual, y, scratch, batch, threads), all integers."""
-    entry = jit.load(make, key, isa, "entry").function("entry", ctypes.c_void_p)
+    p = p.with_(n=1, frozen=False)  # the batch is not compiled in
+    key = (make, p, s, isa)
+    return KERNELS.get(key) or KERNELS.put(key, _load(make, p, s, isa))
+
+
+def _load(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
+    name = f"{make.__module__}|{p}|{s.to_json()}"
+    code = jit.load(lambda isa: make(p, s, isa), name, isa, "entry")
+    entry = code.function("entry", ctypes.c_void_p)
 
     def launch(x: int, weight: int, bias: int, residual: int, y: int, scratch: int, batch: int,
                threads: int) -> None:

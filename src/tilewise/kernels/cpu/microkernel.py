@@ -1,6 +1,6 @@
-"""The register-tile multiply: rows of a broadcast operand times vectors of a packed one.
+"""The register-tile multiply: rows of a broadcast operand times vectors of another.
 
-It serves every algorithm whose inner loop is a matrix product; how the left operand lies in
+It serves every algorithm whose inner loop is a matrix product; how the two operands lie in
 memory is all that differs, and a `Walk` says it.
 """
 
@@ -9,38 +9,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.isa import Isa
 from .emit import Function, Pointer, Vector
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The order of a reduction: loops (count, stride in floats) around runs of neighbours."""
+    """The order of a reduction: loops of (count, step of a, step of b), the outermost first."""
 
-    loops: tuple[tuple[int, int], ...]
-    run: int
+    loops: tuple[tuple[int, int, int], ...]
 
     @property
     def steps(self) -> int:
-        steps = self.run
-        for count, _ in self.loops:
+        steps = 1
+        for count, _, _ in self.loops:
             steps *= count
         return steps
 
-
-def fits(isa: Isa, rows: int, vectors: int) -> bool:
-    """Whether a tile's accumulators and operands stay in registers."""
-    broadcast = 0 if isa.memory_operands and vectors == 1 else 1
-    product = 0 if isa.fma else 1
-    return rows * vectors + vectors + broadcast + product <= isa.registers
+    @staticmethod
+    def packed(width: int, *a_loops: tuple[int, int]) -> Walk:
+        """Loops of (count, step of a) against rows of `width` floats read in order."""
+        loops: list[tuple[int, int, int]] = []
+        step = width
+        for count, stride in reversed(a_loops):
+            loops.insert(0, (count, stride, step))
+            step *= count
+        return Walk(tuple(loops))
 
 
 def multiply(f: Function, a: Pointer, b: Pointer, rows: Sequence[int], vectors: int, walk: Walk,
              unroll: int) -> list[list[Vector]]:
-    """acc[i][j] = sum over the walk of a[rows[i] + step] * b[step][j]; b is read in order."""
+    """acc[i][j] = sum over the walk of a[rows[i]] * b[j-th vector]."""
     zeros = [f.vector(0.0) for _ in range(len(rows) * vectors)]
-    tile = _Tile(f, tuple(rows), vectors, unroll)
-    _, acc = tile.walk(a, b, zeros, walk.loops, walk.run)
+    acc = _Tile(f, tuple(rows), vectors, unroll).walk(a, b, zeros, walk.loops)
     return [acc[i * vectors:(i + 1) * vectors] for i in range(len(rows))]
 
 
@@ -51,45 +51,41 @@ class _Tile:
     vectors: int
     unroll: int
 
-    def walk(self, a: Pointer, b: Pointer, acc: list[Vector], loops: Sequence[tuple[int, int]],
-             run: int) -> tuple[Pointer, list[Vector]]:
-        """Emit the loops from the outermost inwards; returns where b has come to."""
-        if not loops:
-            return self.run(a, b, acc, run)
-        (count, stride), *inner = loops
+    def walk(self, a: Pointer, b: Pointer, acc: list[Vector],
+             loops: Sequence[tuple[int, int, int]]) -> list[Vector]:
+        """Emit the loops from the outermost inwards."""
+        (count, a_step, b_step), *inner = loops
+        if not inner:
+            return self.innermost(a, b, acc, count, a_step, b_step)
         if count == 1:
-            return self.walk(a, b, acc, inner, run)
+            return self.walk(a, b, acc, inner)
         with self.f.loop(count, carry=[a, b, *acc]) as loop:
             a, b, *acc = loop.values
-            b, acc = self.walk(a, b, acc, inner, run)
-            loop.values = [a + stride, b, *acc]
-        _, b, *acc = loop.values
-        return b, acc
+            loop.values = [a + a_step, b + b_step, *self.walk(a, b, acc, inner)]
+        return loop.values[2:]
 
-    def run(self, a: Pointer, b: Pointer, acc: list[Vector],
-            length: int) -> tuple[Pointer, list[Vector]]:
-        turns, rest = divmod(length, self.unroll)
+    def innermost(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: int,
+                  b_step: int) -> list[Vector]:
+        """The innermost loop, `unroll` steps a turn, and what is left over."""
+        turns, rest = divmod(count, self.unroll)
         if turns <= 1:
-            turns, rest = 0, length
+            turns, rest = 0, count
         if turns:
             with self.f.loop(turns, carry=[a, b, *acc]) as loop:
                 a, b, *acc = loop.values
-                acc = self.steps(a, b, acc, self.unroll)
-                loop.values = [a + self.unroll, b + self.unroll * self.width, *acc]
+                acc = self.steps(a, b, acc, self.unroll, a_step, b_step)
+                loop.values = [a + self.unroll * a_step, b + self.unroll * b_step, *acc]
             a, b, *acc = loop.values
-        return b + rest * self.width, self.steps(a, b, acc, rest)
+        return self.steps(a, b, acc, rest, a_step, b_step)
 
-    @property
-    def width(self) -> int:
-        return self.vectors * self.f.isa.lanes
-
-    def steps(self, a: Pointer, b: Pointer, acc: list[Vector], count: int) -> list[Vector]:
-        """`count` unrolled steps: each a row of b, against every row of the tile."""
+    def steps(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: int,
+              b_step: int) -> list[Vector]:
+        """`count` unrolled steps: the vectors of b against every row of the tile."""
         acc = list(acc)
         for step in range(count):
-            right = [b.load(step * self.width + j * self.f.isa.lanes) for j in range(self.vectors)]
+            right = [b.load(step * b_step + j * self.f.isa.lanes) for j in range(self.vectors)]
             for i, row in enumerate(self.rows):
-                left = a.broadcast(row + step)
+                left = a.broadcast(row + step * a_step)
                 for j in range(self.vectors):
                     at = i * self.vectors + j
                     acc[at] = self.f.fma(left, right[j], acc[at])

@@ -9,7 +9,7 @@ from functools import lru_cache
 from ...core.isa import ISA, Isa
 from . import jit
 from .emit import Module
-from .threads import Frame, THREADS, PARALLEL, emit_entry, emit_region, parallel_address
+from .threads import PARALLEL, THREADS, Frame, emit_entry, emit_region, parallel_address
 
 TURNS = 20_000
 

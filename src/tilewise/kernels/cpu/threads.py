@@ -46,7 +46,7 @@ def emit_region(module: Module, name: str, tasks: Tasks, body: Function) -> Func
 
 def emit_entry(module: Module, regions: Sequence[Function]) -> Function:
     """entry(frame): runs the regions one after the other, each on all threads."""
-    with module.function("entry", frame="pointer") as f:
+    with module.function("entry", exported=True, frame="pointer") as f:
         for region in regions:
             f.frame.store_index(TASK, 0)
             f.frame.store_index(WORKER, 0)

@@ -1,0 +1,16 @@
+"""One method a file; this list is the only one."""
+
+from ..core.algorithm import Algorithm
+from .cpu_depthwise import CpuDepthwise
+from .cpu_direct import CpuDirect
+from .cpu_pointwise import CpuPointwise
+from .reference import Reference
+from .vendor import Vendor
+
+ALGORITHMS: list[Algorithm] = [
+    CpuDepthwise(),
+    CpuPointwise(),
+    CpuDirect(),
+    Vendor(),
+    Reference(),
+]

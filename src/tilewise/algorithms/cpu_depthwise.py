@@ -1,0 +1,70 @@
+"""Depthwise convolutions: one filter a channel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core.algorithm import Algorithm, accumulation_error
+from ..core.cost import seconds
+from ..core.problem import Problem
+from ..core.schedule import Schedule, Space
+from ..core.target import Target
+from .common import cpu_f32_forward
+
+WIDTHS = (1, 2, 4, 6, 7, 8, 12)
+HEIGHTS = (1, 2, 4, 8, 16, 32)
+
+
+class CpuDepthwise(Algorithm):
+    """Channels in the lanes; every loaded column meets all taps that cover it."""
+
+    name = "cpu_depthwise"
+    version = 1
+    fuses = frozenset({"bias", "residual", "relu"})
+
+    def reject(self, p: Problem, t: Target) -> list[str]:
+        reasons = cpu_f32_forward(p, t)
+        if p.groups != p.c or p.k != p.c:
+            reasons.append(f"groups is {p.groups} for {p.c} input and {p.k} output channels, "
+                           "needs as many groups as both")
+        if p.r * p.s > 121:
+            reasons.append(f"filter is {p.r}x{p.s}, needs at most 121 taps")
+        return reasons
+
+    def error(self, p: Problem, t: Target, s: Schedule) -> float:
+        return accumulation_error(p.r * p.s)
+
+    def space(self, p: Problem, t: Target) -> Space:
+        def legal(s: Any) -> bool:
+            return ((s.tile_w == 1 or s.tile_w <= p.conv_w)
+                    and (s.block_rows == 1 or s.block_rows // 2 < p.conv_h)
+                    and s.tile_w + min(p.s, 4) + 1 <= t.registers)
+
+        return Space(legal, tile_w=WIDTHS, block_rows=HEIGHTS)
+
+    def default(self, p: Problem, t: Target) -> Schedule:
+        wide = t.with_(threads=4)  # the same for every number of threads
+        space = self.space(p, t)
+        return min(space, key=lambda s: self.cost(p, wide, s))
+
+    def cost(self, p: Problem, t: Target, s: Any) -> float:
+        tiles = math.ceil(p.conv_w / s.tile_w)
+        width = p.conv_w / tiles
+        columns = (width - 1) * p.stride[1] + p.s
+        row = max(width * p.s / t.row.units, (columns + p.s) / 2) + 3
+        cycles = p.r * row + 3 * width + 12
+        vectors = p.n * p.conv_h * tiles * math.ceil(p.c / t.lanes)
+        return seconds(t, cycles * vectors, p.bytes,
+                       p.n * math.ceil(p.conv_h / s.block_rows))
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        from ..kernels.cpu import depthwise, memory
+
+        return memory.keep(depthwise.Geometry(p, s, t.lanes).pack_weight(weight))
+
+    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+        from ..kernels.cpu import depthwise
+        from ..kernels.cpu.launch import launcher
+
+        return launcher(depthwise.make, p, s, t.row)

@@ -1,0 +1,94 @@
+"""1x1 convolutions: a matrix product whose rows are pixels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core.algorithm import Algorithm, accumulation_error
+from ..core.cost import seconds, tile_cycles
+from ..core.problem import Problem
+from ..core.schedule import Schedule, Space
+from ..core.target import Target
+from .common import cpu_f32_forward, fits
+
+
+class CpuPointwise(Algorithm):
+    """Lays all pixels of an image in one row; the kernel is that of cpu_direct."""
+
+    name = "cpu_pointwise"
+    version = 1
+    fuses = frozenset({"bias", "residual", "relu"})
+
+    def reject(self, p: Problem, t: Target) -> list[str]:
+        reasons = cpu_f32_forward(p, t)
+        if (p.r, p.s) != (1, 1):
+            reasons.append(f"filter is {p.r}x{p.s}, needs 1x1")
+        if any(p.padding):
+            reasons.append(f"padding is {p.padding}, needs 0")
+        if p.groups > 1:
+            reasons.append(f"groups is {p.groups}, needs 1")
+        return reasons
+
+    def error(self, p: Problem, t: Target, s: Schedule) -> float:
+        return accumulation_error(p.c)
+
+    def space(self, p: Problem, t: Target) -> Space:
+        def legal(s: Any) -> bool:
+            return (fits(t, s.tile_w, s.vectors) and s.tile_w <= _in_a_row(p).conv_w
+                    and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors)))
+
+        return Space(legal, tile_h=(1,), tile_w=(1, 2, 4, 6, 8, 12, 14, 24, 28),
+                     vectors=(1, 2, 3, 4), unroll=(1, 2, 4, 8), block_rows=(1,),
+                     block_cols=(1, 2, 4, 8, 16, 32), split=(1,), k_parts=(1, 2, 4, 8))
+
+    def default(self, p: Problem, t: Target) -> Schedule:
+        wide = t.with_(threads=4)  # the same for every number of threads
+        return min(_likely(p, t), key=lambda s: self.cost(p, wide, s))
+
+    def cost(self, p: Problem, t: Target, s: Any) -> float:
+        q = _in_a_row(p)
+        k_vectors, cols = math.ceil(p.k / t.lanes), math.ceil(q.conv_w / s.tile_w)
+        one = tile_cycles(t, max(1, round(q.conv_w / cols)), s.vectors, p.c)
+        tiles = p.n * q.conv_h * cols * k_vectors / s.vectors
+        blocks = p.n * q.conv_h * math.ceil(cols / s.block_cols)
+        stream = p.weight_bytes * blocks / t.lanes / 2
+        return seconds(t, one * tiles + stream, p.bytes, blocks * s.k_parts)
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        from ..kernels.cpu import direct, memory
+
+        return memory.keep(direct.Geometry(_in_a_row(p), s, t.lanes).pack_weight(weight))
+
+    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+        from ..kernels.cpu import direct
+        from ..kernels.cpu.launch import launcher
+
+        return launcher(direct.make, _in_a_row(p), s, t.row)
+
+
+def _in_a_row(p: Problem) -> Problem:
+    """The same pixels as one long row, where no pixel is skipped."""
+    return p.with_(h=1, w=p.h * p.w) if p.stride == (1, 1) else p
+
+
+def _likely(p: Problem, t: Target) -> list[Schedule]:
+    width, found = _in_a_row(p).conv_w, []
+    for tile in (1, 2, 4, 6, 8, 12, 14, 24, 28):
+        for vectors in (1, 2, 3, 4):
+            if fits(t, tile, vectors) and tile <= width and (vectors - 1) * t.lanes < p.k:
+                found.append(_with_blocks(p, t, tile, vectors))
+    return found
+
+
+def _with_blocks(p: Problem, t: Target, tile: int, vectors: int) -> Schedule:
+    """The widest block whose input fits half the second cache and still feeds eight threads."""
+    q, k_blocks = _in_a_row(p), math.ceil(p.k / (t.lanes * vectors))
+    tiles = math.ceil(q.conv_w / tile)
+    block = max(b for b in (1, 2, 4, 8, 16, 32)
+                if b == 1 or (b * tile * p.c * 4 <= t.l2 / 2 and b < 2 * tiles
+                              and p.n * q.conv_h * math.ceil(tiles / b) >= 8))
+    tasks = p.n * q.conv_h * math.ceil(tiles / block)
+    parts = next((k for k in (1, 2, 4, 8) if k * tasks >= 8 or 2 * k > k_blocks), 1)
+    return Schedule(tile_h=1, tile_w=tile, vectors=vectors, unroll=4, block_rows=1,
+                    block_cols=block, split=1, k_parts=parts)

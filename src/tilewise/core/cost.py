@@ -1,0 +1,35 @@
+"""Estimates that every algorithm shares: cycles and bytes to seconds."""
+
+from __future__ import annotations
+
+import math
+
+from .target import Target
+
+CALL = 8e-6  # seconds to get from Python into a kernel and back
+REGION = 2e-6  # seconds to start a parallel region
+
+
+def seconds(t: Target, cycles: float, bytes_: float, tasks: int, regions: int = 1) -> float:
+    """Time of `cycles` on all threads, evened out over `tasks`, beside `bytes_` of traffic."""
+    rounds = math.ceil(tasks / t.threads) if tasks else 0
+    uneven = rounds * t.threads / tasks if tasks else 1.0
+    compute = cycles / t.hertz / t.threads * uneven
+    memory = traffic(t, bytes_)
+    # neither hides the other entirely
+    return CALL + REGION * regions + max(compute, memory) + 0.3 * min(compute, memory)
+
+
+def traffic(t: Target, bytes_: float) -> float:
+    """Time to move bytes: from memory, or from the last cache where everything fits."""
+    speed = t.bandwidth if bytes_ > t.l3 / 4 else 4 * t.bandwidth
+    return bytes_ / speed
+
+
+def tile_cycles(t: Target, rows: int, vectors: int, steps: int) -> float:
+    """One register tile: bound by multiply-adds, by loads or by their latency."""
+    multiplies = rows * vectors / t.row.units
+    loads = (rows + vectors) / 2
+    latency = 4.0
+    slow = 1.0 if t.row.fma else 2.0
+    return steps * slow * max(multiplies, loads, latency) * 1.04 + 2.0 * rows * vectors + 25

@@ -1,0 +1,39 @@
+"""Bounds on what tilewise keeps."""
+
+from __future__ import annotations
+
+from ..kernels.cpu.launch import KERNELS
+from ..kernels.cpu.memory import POOL
+from ..runtime.weights import PREPARED
+from .ops import ENGINE
+
+
+def set_memory_limit(pool: int | None = None, weights: int | None = None) -> None:
+    """Bytes kept for later calls: free blocks of the pool, and prepared weights.
+
+    >>> set_memory_limit(pool=1 << 30, weights=1 << 30)
+    """
+    if pool is not None:
+        POOL.limit = pool
+    if weights is not None:
+        PREPARED.limit = weights
+
+
+def set_cache_limit(kernels: int | None = None, executables: int | None = None) -> None:
+    """How many compiled kernels and how many planned calls are kept in this process.
+
+    >>> set_cache_limit(kernels=512, executables=1024)
+    """
+    if kernels is not None:
+        KERNELS.limit = kernels
+    if executables is not None:
+        ENGINE.executables.limit = executables
+
+
+def algorithms() -> list[str]:
+    """Names of all algorithms, in the order in which they are asked.
+
+    >>> "vendor" in algorithms()
+    True
+    """
+    return [algorithm.name for algorithm in ENGINE.planner.algorithms]

@@ -1,0 +1,120 @@
+"""Outputs, scratch and prepared weights come from one bounded pool with huge pages.
+
+Page faults of a fresh 100 MB output cost as much as the convolution that fills it; a block goes
+back to the pool when the last tensor that uses it dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+SMALL = 512 << 10  # below this, torch's own allocator is as good
+HUGE_PAGE = 2 << 20
+DEFAULT_LIMIT = 2 << 30
+
+
+class Pool:
+    """Free blocks by size; `limit` bounds the bytes it keeps for later."""
+
+    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+        self._limit, self.kept = limit, 0
+        self._free: OrderedDict[int, list[mmap.mmap]] = OrderedDict()
+        self._lock = threading.RLock()  # a collection inside may bring a block back
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._limit = limit
+        self._shrink()
+
+    def take(self, size: int) -> Any:
+        """A block of at least `size` bytes, as a buffer that comes back by itself."""
+        size = _size_class(size)
+        with self._lock:
+            regions = self._free.get(size)
+            region = regions.pop() if regions else None
+            if region is not None:
+                self.kept -= size
+        return _block_type(size).on(region or _map(size), self)
+
+    def give(self, region: mmap.mmap, size: int) -> None:
+        with self._lock:
+            self._free.setdefault(size, []).append(region)
+            self._free.move_to_end(size)
+            self.kept += size
+        self._shrink()
+
+    def _shrink(self) -> None:
+        with self._lock:
+            while self.kept > self._limit:
+                size, regions = next(iter(self._free.items()))
+                if regions:
+                    regions.pop(0)
+                    self.kept -= size
+                else:
+                    del self._free[size]
+
+
+def _size_class(size: int) -> int:
+    """Rounded up to one of eight steps a power of two, so that near sizes share blocks."""
+    step = max(4096, 1 << max(0, size.bit_length() - 4))
+    return -(-size // step) * step
+
+
+def _map(size: int) -> mmap.mmap:
+    region = mmap.mmap(-1, size + HUGE_PAGE)  # room to align; what is not touched costs nothing
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            region.madvise(mmap.MADV_HUGEPAGE)
+    return region
+
+
+@lru_cache(maxsize=1024)
+def _block_type(size: int) -> Any:
+    class Block(ctypes.c_char * size):  # type: ignore[misc]
+        @classmethod
+        def on(cls, region: mmap.mmap, pool: Pool) -> Block:
+            base = ctypes.addressof(ctypes.c_char.from_buffer(region))
+            block = cls.from_buffer(region, -base % HUGE_PAGE)
+            block.home = (region, pool)
+            return block
+
+        def __del__(self) -> None:
+            region, pool = self.home
+            pool.give(region, size)
+
+    return Block
+
+
+POOL = Pool()
+
+
+def empty(*shape: int) -> torch.Tensor:
+    """An uninitialised float32 tensor, contiguous in the order of `shape`."""
+    count = 1
+    for size in shape:
+        count *= size
+    if count * 4 < SMALL:
+        return torch.empty(shape, dtype=torch.float32)
+    return torch.frombuffer(POOL.take(count * 4), dtype=torch.float32, count=count).view(shape)
+
+
+def empty_image(n: int, h: int, w: int, c: int) -> torch.Tensor:
+    """An uninitialised (N, C, H, W) tensor in channels-last memory."""
+    return empty(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def keep(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pool memory, for what is read often."""
+    return empty(*tensor.shape).copy_(tensor)

@@ -1,0 +1,28 @@
+"""Turning vectors of pixels into vectors of channels inside registers."""
+
+from __future__ import annotations
+
+from .emit import Function, Vector
+
+
+def transpose(f: Function, planes: list[Vector]) -> list[Vector]:
+    """Planes of pixels to pixels of channels: out, laid end to end, is [pixel][channel].
+
+    The planes are filled up to a power of two. Each stage is a perfect shuffle of the whole,
+    which rotates the bits of every element's index by one.
+    """
+    count = 1 << (len(planes) - 1).bit_length()
+    vectors = planes + [f.vector(0.0)] * (count - len(planes))
+    for _ in range(count.bit_length() - 1):
+        vectors = _perfect_shuffle(vectors)
+    return vectors
+
+
+def _perfect_shuffle(vectors: list[Vector]) -> list[Vector]:
+    half, lanes = len(vectors) // 2, vectors[0].lanes
+    zipped = [lane for pair in zip(range(lanes), range(lanes, 2 * lanes), strict=True)
+              for lane in pair]
+    out = []
+    for low, high in zip(vectors[:half], vectors[half:], strict=True):
+        out += [low.shuffle(high, zipped[:lanes]), low.shuffle(high, zipped[lanes:])]
+    return out

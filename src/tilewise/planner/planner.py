@@ -1,0 +1,115 @@
+"""The choice among algorithms; they are handed in, never imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..core.algorithm import Algorithm
+from ..core.cost import CALL, traffic
+from ..core.errors import InvalidSchedule, NoAlgorithm, UnknownAlgorithm
+from ..core.plan import Plan
+from ..core.problem import Problem
+from ..core.schedule import Schedule
+from ..core.target import Target
+from .measure import interleaved
+
+Start = Callable[[Plan], Callable[[], object]]  # makes a plan ready to be timed
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm's answer to a problem: a plan, or the reasons why there is none."""
+
+    algorithm: str
+    plan: Plan | None
+    reasons: tuple[str, ...] = ()
+
+
+class Planner:
+    """Holds the algorithms; plans are data."""
+
+    def __init__(self, algorithms: Sequence[Algorithm], start: Start | None = None) -> None:
+        self.algorithms, self._start = algorithms, start
+
+    def algorithm(self, name: str) -> Algorithm:
+        for algorithm in self.algorithms:
+            if algorithm.name == name:
+                return algorithm
+        known = ", ".join(algorithm.name for algorithm in self.algorithms)
+        raise UnknownAlgorithm(f"algorithm is {name!r}, needs one of {known}")
+
+    def candidates(self, p: Problem, t: Target, max_error: float | None = None) -> list[Candidate]:
+        """Every algorithm's answer, the cheapest first, refusals last."""
+        answers = [self._candidate(algorithm, p, t, max_error) for algorithm in self.algorithms]
+        return sorted(answers, key=lambda c: c.plan.seconds if c.plan else float("inf"))
+
+    def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,
+             schedule: Schedule | None = None, max_error: float | None = None) -> Plan:
+        """The best plan; with `algorithm`, that algorithm's."""
+        if algorithm is not None:
+            return self._asked_for(p, t, self.algorithm(algorithm), schedule)
+        answers = self.candidates(p, t, max_error)
+        plans = [answer.plan for answer in answers if answer.plan]
+        if not plans:
+            raise NoAlgorithm(p, t, {answer.algorithm: answer.reasons for answer in answers})
+        if effort == "measure" and len(plans) > 1:
+            return self.measure(plans)[0]
+        return plans[0]
+
+    def measure(self, plans: Sequence[Plan]) -> list[Plan]:
+        """The plans with their measured times, the fastest first."""
+        if self._start is None:
+            raise InvalidSchedule("effort is 'measure', needs a planner that can run plans")
+        shortlist = [plan for plan in plans if plan.seconds < 20 * plans[0].seconds]
+        times = interleaved([self._start(plan) for plan in shortlist])
+        timed = [replace(plan, seconds=time.minimum, source="measured")
+                 for plan, time in zip(shortlist, times, strict=True)]
+        return sorted(timed, key=lambda plan: plan.seconds)
+
+    def _asked_for(self, p: Problem, t: Target, algorithm: Algorithm,
+                   schedule: Schedule | None) -> Plan:
+        inner = inner_problem(algorithm, p)
+        reasons = algorithm.reject(inner, t)
+        if reasons:
+            raise NoAlgorithm(p, t, {algorithm.name: reasons})
+        if schedule is not None and schedule not in algorithm.space(inner, t):
+            raise InvalidSchedule(f"schedule {schedule} is not in the space of {algorithm.name} "
+                                  f"for {inner}; algorithm.space(problem, target) lists it")
+        return _plan(algorithm, p, t, inner, schedule)
+
+    def _candidate(self, algorithm: Algorithm, p: Problem, t: Target,
+                   max_error: float | None) -> Candidate:
+        inner = inner_problem(algorithm, p)
+        reasons = algorithm.reject(inner, t)
+        if reasons:
+            return Candidate(algorithm.name, None, tuple(reasons))
+        plan = _plan(algorithm, p, t, inner, None)
+        if max_error is not None and plan.error > max_error:
+            why = f"error is up to {plan.error:.1e}, needs at most {max_error:.1e}"
+            return Candidate(algorithm.name, None, (why,))
+        return Candidate(algorithm.name, plan)
+
+
+def inner_problem(algorithm: Algorithm, p: Problem) -> Problem:
+    """What the kernel itself is asked for: its layout, and the steps it can fuse."""
+    layout = p.layout if p.layout in algorithm.layouts else sorted(algorithm.layouts)[0]
+    return p.with_(layout=layout, epilogue=p.epilogue.split(algorithm.fuses)[0])
+
+
+def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
+          schedule: Schedule | None) -> Plan:
+    schedule = algorithm.default(inner, t) if schedule is None else schedule
+    plan = Plan(p, t, algorithm.name, algorithm.version, schedule, inner,
+                algorithm.cost(inner, t, schedule), "estimate",
+                algorithm.error(inner, t, schedule))
+    return replace(plan, seconds=plan.seconds + _passes(plan))
+
+
+def _passes(plan: Plan) -> float:
+    """Seconds of the passes before and after the kernel."""
+    p, inner, t = plan.problem, plan.inner, plan.target
+    moved = {"residual": 3 * inner.output_bytes, "relu": 2 * inner.output_bytes,
+             "pool2": inner.output_bytes + p.output_bytes}
+    total = sum(CALL + traffic(t, moved.get(step, 2 * p.output_bytes)) for step in plan.after)
+    return total + sum(CALL + traffic(t, 2 * p.input_bytes) for _ in plan.before)

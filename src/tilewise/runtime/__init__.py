@@ -1,0 +1,1 @@
+"""Plans made ready to run: kernels, prepared weights, memory."""

@@ -1,0 +1,76 @@
+"""A plan with its kernel, called with tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..core.algorithm import Algorithm
+from ..core.plan import Plan
+from ..kernels.cpu import memory
+
+LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
+
+
+class Executable:
+    """Ready to run: y = executable(x, prepared weight, bias, residual)."""
+
+    def __init__(self, plan: Plan, algorithm: Algorithm) -> None:
+        self.plan, self.algorithm = plan, algorithm
+        p, t, s = plan.inner, plan.target, plan.schedule
+        built = algorithm.build(p, t, s)
+        self._scratch = algorithm.workspace(p, t, s)
+        self._run = built if algorithm.takes == "tensors" else self._with_addresses(built)
+        self._relayout = bool(plan.before)
+        self._layout = LAYOUTS[p.layout]
+        self._after = tuple(STEPS[step] for step in plan.after)
+        # weights are prepared alike whatever the batch and the image size
+        self.weight_key = (algorithm.name, t.isa, s, p.layout, p.c, p.k, p.r, p.s, p.groups)
+
+    def prepare(self, weight: Tensor) -> Any:
+        """The weight as the kernel wants it."""
+        return self.algorithm.prepare(self.plan.inner, self.plan.target, self.plan.schedule,
+                                      weight.detach())
+
+    def __call__(self, x: Tensor, weight: Any, bias: Tensor | None,
+                 residual: Tensor | None) -> Tensor:
+        layout = self._layout
+        x = x.contiguous(memory_format=layout)
+        fused = residual
+        if residual is not None:
+            residual = residual.contiguous(memory_format=layout)
+            fused = residual if self.plan.inner.epilogue.residual else None
+        y = self._run(x, weight, bias, fused)
+        for step in self._after:
+            y = step(y, residual)
+        return y
+
+    def _with_addresses(self, launch: Callable[..., None]) -> Callable[..., Tensor]:
+        p, threads, floats = self.plan.inner, self.plan.target.threads, -(-self._scratch // 4)
+
+        def run(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+            y = memory.empty_image(p.n, p.out_h, p.out_w, p.k)
+            scratch = memory.empty(floats) if floats else None
+            launch(x.data_ptr(), weight.data_ptr(), _address(bias), _address(residual),
+                   y.data_ptr(), _address(scratch), p.n, threads)
+            return y
+
+        return run
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+STEPS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "bias": lambda y, residual: y,  # every kernel adds the bias itself
+    "residual": lambda y, residual: y.add_(residual),
+    "relu": lambda y, residual: y.relu_(),
+    "pool2": lambda y, residual: F.max_pool2d(y, 2),
+    "to_nchw": lambda y, residual: y.contiguous(),
+    "to_nhwc": lambda y, residual: y.contiguous(memory_format=torch.channels_last),
+}
