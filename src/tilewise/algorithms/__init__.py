@@ -3,6 +3,7 @@
 from ..core.algorithm import Algorithm
 from .cpu_depthwise import CpuDepthwise
 from .cpu_direct import CpuDirect
+from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
 from .reference import Reference
 from .vendor import Vendor
@@ -10,6 +11,7 @@ from .vendor import Vendor
 ALGORITHMS: list[Algorithm] = [
     CpuDepthwise(),
     CpuPointwise(),
+    CpuPixels(),
     CpuDirect(),
     Vendor(),
     Reference(),

@@ -15,6 +15,7 @@ from .common import cpu_f32_forward, fits
 
 TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1, 2), (1, 1),
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
+ROWS = (1, 2, 4, 7, 8, 14, 16, 28)
 
 
 class CpuDirect(Algorithm):
@@ -31,45 +32,39 @@ class CpuDirect(Algorithm):
         return accumulation_error(p.group_c * p.r * p.s)
 
     def space(self, p: Problem, t: Target) -> Space:
-        return _channel_space(p, t) | _pixel_space(p, t)
+        def legal(s: Any) -> bool:
+            return (fits(t, s.tile_h * s.tile_w, s.vectors) and s.tile_h <= p.conv_h
+                    and s.tile_w <= p.conv_w and p.group_c % s.split == 0
+                    and s.k_parts <= math.ceil(p.group_k / (t.lanes * s.vectors))
+                    and _rows(p, s.tile_h, s.block_rows)
+                    and s.block_cols <= _most_cols(p, s.tile_w))
+
+        rows, cols = sorted({h for h, _ in TILES}), sorted({w for _, w in TILES})
+        return Space(legal, tile_h=tuple(rows), tile_w=tuple(cols), vectors=(1, 2, 3, 4),
+                     unroll=(1, 2, 4, 8), block_rows=ROWS, block_cols=(1, 4, 16, 64, 1024),
+                     split=(1, 2, 4, 8), k_parts=(1, 2, 4, 8))
 
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p.with_(frozen=False), t.with_(threads=1))
 
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
-        return _pixel_cost(p, t, s) if s["lanes"] == "pixels" else _channel_cost(p, t, s)
+        return _cost(p, t, s)
 
     def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
-        return int(_kernels(s).Geometry(p, s, t.lanes).scratch_bytes(t.threads))
+        from ..kernels.cpu import direct
+
+        return direct.Geometry(p, s, t.lanes).scratch_bytes(t.threads)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import memory
+        from ..kernels.cpu import direct, memory
 
-        return memory.keep(_kernels(s).Geometry(p, s, t.lanes).pack_weight(weight))
+        return memory.keep(direct.Geometry(p, s, t.lanes).pack_weight(weight))
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+        from ..kernels.cpu import direct
         from ..kernels.cpu.launch import launcher
 
-        return launcher(_kernels(s).make, p, s, t.row)
-
-
-def _kernels(s: Schedule) -> Any:
-    from ..kernels.cpu import direct, direct_pixels
-
-    return direct_pixels if s["lanes"] == "pixels" else direct
-
-
-def _channel_space(p: Problem, t: Target) -> Space:
-    def legal(s: Any) -> bool:
-        return (fits(t, s.tile_h * s.tile_w, s.vectors) and s.tile_h <= p.conv_h
-                and s.tile_w <= p.conv_w and p.group_c % s.split == 0
-                and s.k_parts <= math.ceil(p.group_k / (t.lanes * s.vectors))
-                and _rows(p, s.tile_h, s.block_rows) and s.block_cols <= _most_cols(p, s.tile_w))
-
-    rows, cols = sorted({h for h, _ in TILES}), sorted({w for _, w in TILES})
-    return Space(legal, lanes=("channels",), tile_h=tuple(rows), tile_w=tuple(cols),
-                 vectors=(1, 2, 3, 4), unroll=(1, 2, 4, 8), block_rows=(1, 2, 4, 7, 8, 14, 16, 28),
-                 block_cols=(1, 4, 16, 64, 1024), split=(1, 2, 4, 8), k_parts=(1, 2, 4, 8))
+        return launcher(direct.make, p, s, t.row)
 
 
 def _rows(p: Problem, tile_h: int, block_rows: int) -> bool:
@@ -82,17 +77,6 @@ def _most_cols(p: Problem, tile_w: int) -> int:
     return 1024 if tiles > 64 else next(b for b in (1, 4, 16, 64) if b >= tiles)
 
 
-def _pixel_space(p: Problem, t: Target) -> Space:
-    def legal(s: Any) -> bool:
-        return (p.stride[1] == 1 and fits(t, s.tile_k, s.vectors) and s.tile_k <= p.group_k
-                and s.vectors <= math.ceil(p.conv_w / t.lanes)
-                and (s.block_rows == 1 or s.block_rows // 2 < p.conv_h))
-
-    return Space(legal, lanes=("pixels",), tile_k=tuple(range(1, t.lanes + 1)),
-                 vectors=(1, 2, 3, 4, 5, 6), unroll=(1, 2, 4, 8),
-                 block_rows=(1, 2, 4, 8, 16, 32, 64))
-
-
 @lru_cache(maxsize=4096)
 def _default(p: Problem, t: Target) -> Schedule:
     """The cheapest of a few by the cost model; the same for every number of threads."""
@@ -101,21 +85,18 @@ def _default(p: Problem, t: Target) -> Schedule:
 
 
 def _likely(p: Problem, t: Target) -> list[Schedule]:
-    found = [s for tile in TILES for s in _channel_schedules(p, t, *tile)]
-    if p.stride[1] == 1 and p.group_c <= 16 and p.group_k <= 4 * t.lanes:
-        found += _pixel_schedules(p, t)
-    return found
+    return [s for tile in TILES for s in _with_tile(p, t, *tile)]
 
 
-def _channel_schedules(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule]:
+def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule]:
     if tile_h > p.conv_h or tile_w > p.conv_w:
         return []
     found = []
     for vectors in (1, 2, 3, 4):
         if not fits(t, tile_h * tile_w, vectors) or (vectors - 1) * t.lanes >= p.group_k:
             continue
-        s = Schedule(lanes="channels", tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=4,
-                     block_rows=1, block_cols=_most_cols(p, tile_w), split=1, k_parts=1)
+        s = Schedule(tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=4, block_rows=1,
+                     block_cols=_most_cols(p, tile_w), split=1, k_parts=1)
         found.append(_with_blocks(p, t, s))
     return found
 
@@ -125,7 +106,7 @@ def _with_blocks(p: Problem, t: Target, s: Any) -> Schedule:
     k_blocks = math.ceil(p.group_k / (t.lanes * s.vectors))
     row_bytes = 4 * p.group_c * p.padded_w * s.tile_h * p.stride[0]
     high = 1
-    for block in (2, 4, 7, 8, 14, 16, 28):
+    for block in ROWS[1:]:
         blocks = math.ceil(math.ceil(p.conv_h / s.tile_h) / block)
         if (_rows(p, s.tile_h, block) and block * row_bytes <= t.l2 / 2
                 and p.n * p.groups * blocks * min(8, k_blocks) >= 8):
@@ -138,23 +119,7 @@ def _with_blocks(p: Problem, t: Target, s: Any) -> Schedule:
     return s.with_(block_rows=high, k_parts=parts, split=split)
 
 
-def _pixel_schedules(p: Problem, t: Target) -> list[Schedule]:
-    found = []
-    for tile_k in range(1, min(t.lanes, p.group_k) + 1):
-        for vectors in range(1, min(6, math.ceil(p.conv_w / t.lanes)) + 1):
-            if fits(t, tile_k, vectors):
-                found.append(Schedule(lanes="pixels", tile_k=tile_k, vectors=vectors, unroll=8,
-                                      block_rows=_pixel_rows(p, t)))
-    return found
-
-
-def _pixel_rows(p: Problem, t: Target) -> int:
-    row_bytes = 4 * p.group_c * p.padded_w * p.stride[0]
-    return max(b for b in (1, 2, 4, 8, 16, 32, 64)
-               if b == 1 or (b // 2 < p.conv_h and b * row_bytes <= t.l2 / 8))
-
-
-def _channel_cost(p: Problem, t: Target, s: Any) -> float:
+def _cost(p: Problem, t: Target, s: Any) -> float:
     k_vectors = math.ceil(p.group_k / t.lanes)
     tile_rows, tile_cols = math.ceil(p.conv_h / s.tile_h), math.ceil(p.conv_w / s.tile_w)
     pixels = p.conv_h * p.conv_w / (tile_rows * tile_cols)  # tiles are evened out
@@ -169,18 +134,3 @@ def _channel_cost(p: Problem, t: Target, s: Any) -> float:
     extra = 2 * p.output_bytes * s.split if s.split > 1 else 0
     return seconds(t, one * tiles + packed + stream, p.bytes + extra, tasks,
                    1 if s.split == 1 else 2)
-
-
-def _pixel_cost(p: Problem, t: Target, s: Any) -> float:
-    row_vectors = math.ceil(p.conv_w / t.lanes)
-    strips, tiles_k = math.ceil(row_vectors / s.vectors), math.ceil(p.group_k / s.tile_k)
-    vectors, channels = row_vectors / strips, p.group_k / tiles_k
-    unaligned = 1.12  # most loads cross a cache line
-    one = tile_cycles(t, max(1, round(channels)), max(1, round(vectors)),
-                      p.r * p.s * p.group_c) * unaligned
-    width = 1 << max(0, math.ceil(channels) - 1).bit_length()
-    turn = vectors * (width * math.log2(width) + 1.5 * (width if width == p.k else t.lanes))
-    tiles = p.n * p.groups * p.conv_h * strips * tiles_k
-    unpack = p.n * p.c * p.padded_h * p.padded_w * 1.3
-    tasks = p.n * p.groups * math.ceil(p.conv_h / s.block_rows)
-    return seconds(t, (one + turn) * tiles + unpack, p.bytes, tasks)

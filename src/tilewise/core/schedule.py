@@ -80,23 +80,10 @@ class Space:
         inside = all(schedule[name] in values for name, values in self.tunables.items())
         return inside and self._legal(schedule)
 
-    def __or__(self, other: Space) -> Space:
-        return _Union(self, other)
-
-    def sample(self, rng: random.Random) -> Schedule:
-        """A random legal schedule."""
-        return rng.choice(list(self))
-
-
-class _Union(Space):
-    """The schedules of two spaces."""
-
-    def __init__(self, first: Space, second: Space) -> None:
-        super().__init__()
-        self._spaces = (first, second)
-
-    def __iter__(self) -> Iterator[Schedule]:
-        return itertools.chain(*self._spaces)
-
-    def __contains__(self, schedule: Schedule) -> bool:
-        return any(schedule in space for space in self._spaces)
+    def sample(self, rng: random.Random, sweeps: int = 2) -> Schedule:
+        """A random legal schedule: a walk of one tunable at a time, since lists can be long."""
+        schedule = next(iter(self))
+        for name in rng.sample(tuple(self.tunables), len(self.tunables)) * sweeps:
+            moves = [schedule.with_(**{name: value}) for value in self.tunables[name]]
+            schedule = rng.choice([move for move in moves if move in self])
+        return schedule

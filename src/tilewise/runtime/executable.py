@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..core.algorithm import Algorithm
 from ..core.plan import Plan
+from ..core.problem import Problem
 from ..kernels.cpu import memory
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
@@ -51,15 +52,22 @@ class Executable:
 
     def _with_addresses(self, launch: Callable[..., None]) -> Callable[..., Tensor]:
         p, threads, floats = self.plan.inner, self.plan.target.threads, -(-self._scratch // 4)
+        empty = _empty_output(p)
 
         def run(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-            y = memory.empty_image(p.n, p.out_h, p.out_w, p.k)
+            y = empty()
             scratch = memory.empty(floats) if floats else None
             launch(x.data_ptr(), weight.data_ptr(), _address(bias), _address(residual),
                    y.data_ptr(), _address(scratch), p.n, threads)
             return y
 
         return run
+
+
+def _empty_output(p: Problem) -> Callable[[], Tensor]:
+    if p.layout == "nhwc":
+        return lambda: memory.empty(p.n, p.out_h, p.out_w, p.k).permute(0, 3, 1, 2)
+    return lambda: memory.empty(p.n, p.k, p.out_h, p.out_w)
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -110,11 +110,6 @@ def empty(*shape: int) -> torch.Tensor:
     return torch.frombuffer(POOL.take(count * 4), dtype=torch.float32, count=count).view(shape)
 
 
-def empty_image(n: int, h: int, w: int, c: int) -> torch.Tensor:
-    """An uninitialised (N, C, H, W) tensor in channels-last memory."""
-    return empty(n, h, w, c).permute(0, 3, 1, 2)
-
-
 def keep(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in pool memory, for what is read often."""
     return empty(*tensor.shape).copy_(tensor)

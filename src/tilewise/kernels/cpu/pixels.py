@@ -1,7 +1,7 @@
 """Implicit GEMM with neighbouring pixels in the lanes, for layers with few channels.
 
-A task unpacks its rows into planes of one channel each; weights are broadcast, and finished
-tiles are transposed in registers back to channels-last.
+A task unpacks its rows into planes of one channel each; weights are broadcast. Images may lie in
+planes (NCHW) or channels-last (NHWC): finished tiles are then transposed in registers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import activate
 from .microkernel import Walk, multiply
 from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
-from .tiling import Partition, ceil_div, emit_zero
+from .tiling import Partition, ceil_div, emit_copy, emit_zero
 from .transpose import transpose
 
 
@@ -67,6 +67,22 @@ class Geometry:
     def scratch_floats(self) -> int:
         """Scratch of one worker."""
         return ceil_div(self.p.group_c * self.plane, 16) * 16
+
+    @cached_property
+    def planar(self) -> bool:
+        return self.p.layout == "nchw"
+
+    @cached_property
+    def in_strides(self) -> tuple[int, int, int]:
+        """Floats from one input channel, row and column to the next."""
+        p = self.p
+        return (p.h * p.w, p.w, 1) if self.planar else (1, p.w * p.c, p.c)
+
+    @cached_property
+    def out_strides(self) -> tuple[int, int, int]:
+        """Floats from one output channel, row and column to the next."""
+        p = self.p
+        return (p.conv_h * p.conv_w, p.conv_w, 1) if self.planar else (1, p.conv_w * p.k, p.k)
 
     @cached_property
     def depth(self) -> int:
@@ -130,10 +146,15 @@ class _Pixels:
             last = self.p.conv_w - (self.g.row_vectors - 1) * lanes
             for v in range(vectors):
                 pixels = last if end and v == vectors - 1 else lanes
-                self._store(f, [row[v] for row in acc], v * lanes * self.p.k, pixels)
+                store = self._store_planes if self.g.planar else self._store_pixels
+                store(f, [row[v] for row in acc], v * lanes * self.g.out_strides[2], pixels)
         return f
 
-    def _store(self, f: Function, planes: list[Vector], at: int, pixels: int) -> None:
+    def _store_planes(self, f: Function, planes: list[Vector], at: int, pixels: int) -> None:
+        for k, value in enumerate(planes):
+            self._put(f, value, at + k * self.g.out_strides[0], pixels)
+
+    def _store_pixels(self, f: Function, planes: list[Vector], at: int, pixels: int) -> None:
         """Write `pixels` pixels of a tile's channels."""
         count, lanes = len(planes), self.g.lanes
         turned = transpose(f, planes)
@@ -163,7 +184,7 @@ class _Pixels:
             y, to = f.top + row.i, f.to + row.i * g.pitch
             with f.either((y >= 0) & (y < p.h)) as (inside, outside):
                 with inside:
-                    self._unpack_row(f, f.x + y * (p.w * p.c), to)
+                    self._unpack_row(f, f.x + y * g.in_strides[1], to)
                 with outside, f.loop(p.group_c) as c:
                     emit_zero(f, to + c.i * g.plane, f.index(min(width, g.pitch)))
         return f
@@ -173,13 +194,19 @@ class _Pixels:
         left, right = p.padding[2], p.padding[3]
         shown = min(p.w, g.pitch - left)  # columns past the last filter position are not needed
         with f.loop(p.group_c) as c:
-            plane = to + c.i * g.plane
+            plane, row = to + c.i * g.plane, x + c.i * g.in_strides[0]
             emit_zero(f, plane, f.index(left))
-            with f.loop(shown) as col:
-                value = (x + col.i * p.c + c.i).load(lanes=1)
-                (plane + col.i + left).store(value)
+            self._copy_row(f, plane + left, row, shown)
             room = max(0, min(right, g.pitch - left - shown))
             emit_zero(f, plane + (left + shown), f.index(room))
+
+    def _copy_row(self, f: Function, to: Pointer, row: Pointer, count: int) -> None:
+        step = self.g.in_strides[2]
+        if step == 1:
+            emit_copy(f, to, row, count)
+            return
+        with f.loop(count) as col:
+            (to + col.i).store((row + col.i * step).load(lanes=1))
 
     def _body(self) -> Function:
         g, p, s = self.g, self.p, self.s
@@ -189,11 +216,13 @@ class _Pixels:
             top = block * s.block_rows
             bottom = (top + s.block_rows).minimum(p.conv_h)
             planes = f.frame.load_pointer(SCRATCH) + f.worker * g.scratch_floats
-            x = f.frame.load_pointer(X) + image * (p.h * p.w * p.c) + group * p.group_c
+            channel = group * (p.group_c * g.in_strides[0])
+            x = f.frame.load_pointer(X) + image * (p.h * p.w * p.c) + channel
             f.call(self.unpack, x, planes, top * p.stride[0] - p.padding[0],
                    (bottom - top - 1) * p.stride[0] + p.span_h)
             with f.loop(bottom, start=top) as row:
-                at = (image * p.conv_h + row.i) * (p.conv_w * p.k) + group * p.group_k
+                at = (image * (p.conv_h * p.conv_w * p.k) + row.i * g.out_strides[1]
+                      + group * (p.group_k * g.out_strides[0]))
                 self._row(f, group, planes + (row.i - top) * (p.stride[0] * g.pitch), at)
         return f
 
@@ -205,7 +234,7 @@ class _Pixels:
             channel = g.channels.start(piece)
             for vectors, strip in g.strips.pieces(f, f.index(0), f.index(g.strips.count)):
                 pixel = g.strips.start(strip) * g.lanes
-                out = at + pixel * p.k + channel
+                out = at + pixel * g.out_strides[2] + channel * g.out_strides[0]
                 self._call(f, (size, vectors), strip, [
                     weight + channel * g.depth, planes + pixel,
                     f.frame.load_pointer(BIAS) + group * p.group_k + channel,

@@ -1,0 +1,105 @@
+"""Direct convolution with neighbouring pixels in the lanes, for layers with few channels."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from ..core.algorithm import Algorithm, accumulation_error
+from ..core.cost import seconds, tile_cycles
+from ..core.problem import Problem
+from ..core.schedule import Schedule, Space
+from ..core.target import Target
+from .common import cpu_f32_forward, fits
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+VECTORS = (1, 2, 3, 4, 5, 6)
+
+
+class CpuPixels(Algorithm):
+    """Rows of pixels in vectors, weights broadcast; at home in planes, turns for channels-last."""
+
+    name = "cpu_pixels"
+    version = 1
+    fuses = frozenset({"bias", "residual", "relu"})
+    layouts = frozenset({"nhwc", "nchw"})
+
+    def reject(self, p: Problem, t: Target) -> list[str]:
+        reasons = cpu_f32_forward(p, t)
+        if p.stride[1] != 1:
+            reasons.append(f"horizontal stride is {p.stride[1]}, needs 1")
+        return reasons
+
+    def error(self, p: Problem, t: Target, s: Schedule) -> float:
+        return accumulation_error(p.group_c * p.r * p.s)
+
+    def space(self, p: Problem, t: Target) -> Space:
+        def legal(s: Any) -> bool:
+            return (fits(t, s.tile_k, s.vectors) and s.tile_k <= p.group_k
+                    and s.vectors <= math.ceil(p.conv_w / t.lanes)
+                    and (s.block_rows == 1 or s.block_rows // 2 < p.conv_h))
+
+        return Space(legal, tile_k=tuple(range(1, t.lanes + 1)), vectors=VECTORS,
+                     unroll=(1, 2, 4, 8), block_rows=ROWS)
+
+    def default(self, p: Problem, t: Target) -> Schedule:
+        return _default(p.with_(frozen=False), t.with_(threads=1))
+
+    def cost(self, p: Problem, t: Target, s: Any) -> float:
+        row_vectors = math.ceil(p.conv_w / t.lanes)
+        strips, tiles_k = math.ceil(row_vectors / s.vectors), math.ceil(p.group_k / s.tile_k)
+        vectors, channels = row_vectors / strips, p.group_k / tiles_k
+        crossing = 1.12  # most loads cross a cache line
+        one = crossing * tile_cycles(t, max(1, round(channels)), max(1, round(vectors)),
+                                     p.r * p.s * p.group_c)
+        tiles = p.n * p.groups * p.conv_h * strips * tiles_k
+        cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t)
+        tasks = p.n * p.groups * math.ceil(p.conv_h / s.block_rows)
+        return seconds(t, cycles, p.bytes, tasks)
+
+    def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
+        from ..kernels.cpu import pixels
+
+        return pixels.Geometry(p, s, t.lanes).scratch_bytes(t.threads)
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        from ..kernels.cpu import memory, pixels
+
+        return memory.keep(pixels.Geometry(p, s, t.lanes).pack_weight(weight))
+
+    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+        from ..kernels.cpu import pixels
+        from ..kernels.cpu.launch import launcher
+
+        return launcher(pixels.make, p, s, t.row)
+
+
+def _turn(p: Problem, t: Target, channels: float) -> float:
+    """Cycles to transpose and store one vector of pixels."""
+    if p.layout == "nchw":
+        return channels
+    width = 1 << max(0, math.ceil(channels) - 1).bit_length()
+    return width * math.log2(width) + 1.5 * (width if width == p.k else t.lanes)
+
+
+def _unpack(p: Problem, t: Target) -> float:
+    """Cycles to bring the input into planes."""
+    neighbours = p.layout == "nchw" or p.c == 1
+    return p.n * p.c * p.padded_h * p.padded_w * (2 / t.lanes if neighbours else 1.3)
+
+
+@lru_cache(maxsize=4096)
+def _default(p: Problem, t: Target) -> Schedule:
+    """The cheapest by the cost model; the same for every number of threads."""
+    algorithm, wide, rows = CpuPixels(), t.with_(threads=4), _block_rows(p, t)
+    likely = [Schedule(tile_k=tile_k, vectors=vectors, unroll=8, block_rows=rows)
+              for tile_k in range(1, min(t.lanes, p.group_k) + 1)
+              for vectors in VECTORS[:math.ceil(p.conv_w / t.lanes)] if fits(t, tile_k, vectors)]
+    return min(likely, key=lambda s: algorithm.cost(p, wide, s))
+
+
+def _block_rows(p: Problem, t: Target) -> int:
+    """The highest block whose planes fit an eighth of the second cache."""
+    row_bytes = 4 * p.group_c * p.padded_w * p.stride[0]
+    return max(b for b in ROWS if b == 1 or (b // 2 < p.conv_h and b * row_bytes <= t.l2 / 8))

@@ -1,0 +1,351 @@
+"""Runs kernels between unmapped pages and judges what they leave behind.
+
+Generated code has no bounds checks. Every buffer therefore touches a page that cannot be read,
+once with its end and once with its start, and the rest of its own pages is NaN that must stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import mmap
+import os
+import random
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from tilewise.algorithms import ALGORITHMS
+from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule, Target
+
+GENERATED: dict[str, Algorithm] = {a.name: a for a in ALGORITHMS if a.takes == "addresses"}
+THREADS = 2
+PAGE = mmap.PAGESIZE
+LIBC = ctypes.CDLL(None, use_errno=True)
+PROT_NONE = 0
+UNTOUCHED = 0x7FC0_DEAD  # a NaN that no arithmetic makes
+
+
+class Mismatch(AssertionError):
+    """A kernel left something else than it should have."""
+
+
+# memory
+
+
+class Region:
+    """Writable pages with an unmapped one on either side."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self.memory = mmap.mmap(-1, (pages + 2) * PAGE)
+        self.floats = torch.frombuffer(self.memory, dtype=torch.float32, offset=PAGE,
+                                       count=pages * PAGE // 4)
+        self.bits = self.floats.view(torch.int32)
+        for guard in (self.floats.data_ptr() - PAGE, self.floats.data_ptr() + pages * PAGE):
+            if LIBC.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(PAGE), PROT_NONE):
+                raise OSError(ctypes.get_errno(), "mprotect failed")
+
+
+class Buffer:
+    """Some floats of a region, flush with the unmapped page at its "start" or its "end"."""
+
+    def __init__(self, region: Region, count: int, side: str) -> None:
+        self.region, room = region, region.floats.numel()
+        self.first = room - count if side == "end" else 0
+        self.last = self.first + count
+        self.values = region.floats[self.first:self.last]
+        self.address = region.floats.data_ptr() + 4 * self.first
+        region.bits.fill_(UNTOUCHED)
+
+    def around_untouched(self) -> bool:
+        """Whether nothing was written beside the buffer."""
+        bits = self.region.bits
+        return bool((bits[:self.first] == UNTOUCHED).all() and (bits[self.last:] == UNTOUCHED).all())
+
+
+class Arena:
+    """Guarded buffers; regions are used again, since mapping them is slow."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Region]] = defaultdict(list)
+
+    @contextmanager
+    def buffers(self, counts: Iterable[int], side: str) -> Iterator[list[Buffer]]:
+        held = [Buffer(self._region(count), count, side) for count in counts]
+        yield held
+        for buffer in held:
+            self._free[buffer.region.pages].append(buffer.region)
+
+    def _region(self, count: int) -> Region:
+        pages = max(1, -(-4 * count // PAGE))
+        return self._free[pages].pop() if self._free[pages] else Region(pages)
+
+
+ARENA = Arena()
+
+
+# data
+
+
+@dataclass(frozen=True)
+class Operands:
+    """float32 inputs of a problem as (N, C, H, W) tensors; what the epilogue lacks is None."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+
+    def first(self, n: int) -> Operands:
+        """The first n images."""
+        residual = None if self.residual is None else self.residual[:n]
+        return Operands(self.x[:n], self.weight, self.bias, residual)
+
+    def squared(self) -> Operands:
+        return Operands(*(None if value is None else value.double() ** 2
+                          for value in (getattr(self, field.name) for field in fields(self))))
+
+
+def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Operands:
+    """Random "integers", small enough for exact float32 sums, or normal "floats"."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        if kind == "integers":
+            return torch.randint(-4, 5, shape, generator=rng, dtype=torch.float32)
+        return torch.randn(shape, generator=rng)
+
+    x = draw(p.n, p.c, p.h, p.w)
+    return Operands(
+        x.relu() if non_negative else x, draw(p.k, p.group_c, p.r, p.s),
+        draw(p.k) if p.epilogue.bias else None,
+        draw(p.n, p.k, p.conv_h, p.conv_w) if p.epilogue.residual else None)
+
+
+def exact(p: Problem, o: Operands) -> torch.Tensor:
+    """The answer in float64; `reference.convolve` as one product over all windows."""
+    top, bottom, left, right = p.padding
+    x = F.pad(o.x.double(), (left, right, top, bottom))
+    n, c, h, w = x.stride()
+    windows = x.as_strided(
+        (p.n, p.groups, p.group_c, p.conv_h, p.conv_w, p.r, p.s),
+        (n, p.group_c * c, c, p.stride[0] * h, p.stride[1] * w, p.dilation[0] * h,
+         p.dilation[1] * w))
+    weight = o.weight.double().unflatten(0, (p.groups, p.group_k))
+    y = torch.einsum("ngchwrs,gkcrs->ngkhw", windows, weight).flatten(1, 2)
+    if o.bias is not None:
+        y = y + o.bias.double()[:, None, None]
+    if o.residual is not None:
+        y = y + o.residual.double()
+    return y.relu() if p.epilogue.activation == "relu" else y
+
+
+def rms(values: torch.Tensor) -> float:
+    return math.sqrt(values.square().mean()) if values.numel() else 0.0
+
+
+# running
+
+
+def run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, prepared: Any,
+        side: str = "end", threads: int = THREADS) -> torch.Tensor:
+    """The output of a kernel, every buffer of which touches an unmapped page."""
+    launch = algorithm.build(p, t, s)
+    scratch_bytes = algorithm.workspace(p, t.with_(threads=threads), s)
+    sources = [channels_last(o.x), prepared.flatten(), o.bias, channels_last(o.residual)]
+    sizes = [0 if source is None else source.numel() for source in sources]
+    outputs = [p.n * p.conv_h * p.conv_w * p.k, -(-scratch_bytes // 4)]
+    with ARENA.buffers(sizes + outputs, side) as buffers:
+        for buffer, source in zip(buffers, sources):
+            if source is not None:
+                buffer.values.copy_(source)
+        x, weight, bias, residual, y, scratch = (buffer.address for buffer in buffers)
+        launch(x, weight, bias if o.bias is not None else 0,
+               residual if o.residual is not None else 0, y, scratch, p.n, threads)
+        _check_memory(buffers, sources)
+        out = buffers[4].values.clone()
+    return out.view(p.n, p.conv_h, p.conv_w, p.k).permute(0, 3, 1, 2)
+
+
+def channels_last(images: torch.Tensor | None) -> torch.Tensor | None:
+    """The floats in the order in which kernels want them."""
+    return None if images is None else images.permute(0, 2, 3, 1).flatten()
+
+
+def _check_memory(buffers: Sequence[Buffer], sources: Sequence[torch.Tensor | None]) -> None:
+    names = ("x", "weight", "bias", "residual", "y", "scratch")
+    for name, buffer in zip(names, buffers):
+        if not buffer.around_untouched():
+            raise Mismatch(f"wrote beside {name}")
+    for name, buffer, source in zip(names, buffers, sources):
+        if source is not None and not torch.equal(buffer.values, source):
+            raise Mismatch(f"wrote to {name}")
+
+
+def compare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, kind: str,
+            y: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> None:
+    """Integers must be equal bit for bit, floats as close as the algorithm declares."""
+    if kind == "integers" and is_exact(algorithm):
+        wrong = y.view(torch.int32) != (expected + 0.0).float().view(torch.int32)
+        if wrong.any():
+            at = tuple(wrong.nonzero()[0].tolist())
+            raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} integers differ, first at {at}: "
+                           f"{y[at]} for {expected[at]}")
+        return
+    if not y.numel():
+        return
+    error = rms(y.double() - expected) / max(rms(expected), rms(scale), 1e-30)
+    bound = algorithm.error(p, t, s)
+    if not error <= bound:  # also where it is NaN
+        raise Mismatch(f"error on {kind} is {error:.3e}, declared is {bound:.3e}")
+
+
+def is_exact(algorithm: Algorithm) -> bool:
+    """Whether it sums products of the inputs themselves, which are exact on small integers."""
+    return bool(getattr(algorithm, "exact_on_integers", True))
+
+
+def check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int = 0,
+          batches: Sequence[int] | None = None) -> int:
+    """Run a shape with each batch size on both kinds of data; the number of comparisons.
+
+    Integers end at an unmapped page, floats start at one.
+    """
+    batches = (p.n,) if batches is None else batches
+    largest, compared = p.with_(n=max(batches)), 0
+    for kind, side in (("integers", "end"), ("floats", "start")):
+        o = operands(largest, kind, seed, non_negative=seed % 3 == 0)
+        expected, scale = exact(largest, o), exact(largest, o.squared()).sqrt()
+        prepared = algorithm.prepare(p, t, s, o.weight)
+        for n in batches:
+            q, part = p.with_(n=n), o.first(n)
+            try:
+                y = run(algorithm, q, t, s, part, prepared, side)
+                compare(algorithm, q, t, s, part, kind, y, expected[:n], scale[:n])
+            except Mismatch as mismatch:
+                raise Mismatch(f"{describe(algorithm, q, t, s)}: {mismatch}") from None
+            compared += 1
+    return compared
+
+
+def describe(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> str:
+    return f"{p} on {t}: {algorithm.name} [{s}] {s.to_json()}"
+
+
+# problems and schedules
+
+
+def random_problem(rng: random.Random, flops: float = 1e6) -> Problem:
+    """A small problem of any kind: at most so many operations an image."""
+    while True:
+        try:
+            p = _any_problem(rng)
+        except InvalidProblem:
+            continue
+        if p.with_(n=1).flops <= flops:
+            return p
+
+
+def _any_problem(rng: random.Random) -> Problem:
+    kind = rng.choices(("dense", "pointwise", "depthwise", "grouped"), (40, 20, 25, 15))[0]
+    c, k, groups = _channels(rng, kind)
+    r, s = (1, 1) if kind == "pointwise" else _two(rng, (1, 2, 3, 3, 3, 3, 4, 5, 5, 6, 7, 9, 11))
+    stride = _two(rng, (1, 1, 1, 1, 2, 2, 3, 4))
+    dilation = _two(rng, (1, 1, 1, 1, 2, 3))
+    spans = ((r - 1) * dilation[0] + 1, (s - 1) * dilation[1] + 1)
+    bare = kind == "pointwise" and rng.random() < 0.8
+    padding = (0, 0, 0, 0) if bare else _padding(rng, *spans)
+    h, w = (rng.choice((rng.randint(1, 9), rng.randint(1, 20), rng.randint(10, 70)))
+            for _ in range(2))
+    epilogue = Epilogue(rng.random() < 0.5, rng.random() < 0.3, rng.choice((None, "relu")))
+    return Problem(rng.randint(0, 3), c, h, w, k, r, s, stride, padding, dilation, groups,
+                   epilogue=epilogue)
+
+
+def _two(rng: random.Random, choices: Sequence[int]) -> tuple[int, int]:
+    """Two values, equal more often than not."""
+    first = rng.choice(choices)
+    return first, first if rng.random() < 0.7 else rng.choice(choices)
+
+
+def _channels(rng: random.Random, kind: str) -> tuple[int, int, int]:
+    """Input channels, output channels, groups."""
+    if kind == "depthwise":
+        return (_width(rng, 70),) * 3
+    if kind == "grouped":
+        groups = rng.randint(2, 6)
+        return groups * _width(rng, 18), groups * _width(rng, 18), groups
+    return _width(rng, 70), _width(rng, 70), 1
+
+
+def _width(rng: random.Random, most: int) -> int:
+    """Small as often as large, and often next to a number of whole vectors."""
+    if rng.random() < 0.3:
+        near = rng.choice([lanes for lanes in (4, 8, 16, 32, 48, 64) if lanes < most])
+        return near + rng.randint(-1, 1)
+    return round(math.exp(rng.uniform(0, math.log(most))))
+
+
+def _padding(rng: random.Random, span_h: int, span_w: int) -> tuple[int, int, int, int]:
+    """None, as much as keeps the size, uneven, or more than the filter reaches."""
+    kind = rng.choice(("none", "same", "same", "uneven", "large"))
+    if kind == "none":
+        return (0, 0, 0, 0)
+    if kind == "same":
+        return (span_h // 2, span_h // 2, span_w // 2, span_w // 2)
+    extra = 3 if kind == "large" else -1
+    top, bottom, left, right = (rng.randint(0, max(0, span + extra))
+                                for span in (span_h, span_h, span_w, span_w))
+    return (top, bottom, left, right)
+
+
+def random_schedule(algorithm: Algorithm, p: Problem, t: Target, rng: random.Random) -> Schedule:
+    """A schedule of the space; most often the one of three that is quickest to compile."""
+    space = algorithm.space(p, t)
+    drawn = [space.sample(rng) for _ in range(3 if rng.random() < 0.8 else 1)]
+    return min(drawn, key=_unrolled)
+
+
+def _unrolled(s: Schedule) -> int:
+    """About how many instructions a tile has."""
+    tunables = [s[name] for name in s if name.startswith(("tile", "vectors", "unroll"))]
+    return math.prod(value for value in tunables if isinstance(value, int))
+
+
+# processes
+
+
+class Crash(AssertionError):
+    """A process ended before its function did."""
+
+
+def in_process(function: str, *args: object, cache: Path | None = None) -> Any:
+    """The JSON-able result of `module:function` of a test module, run in a process of its own.
+
+    Lines printed by the function say what it is about to do: after a crash, the last is shown.
+    """
+    module, name = function.split(":")
+    code = (f"import sys, json; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
+            f"import {module}; result = {module}.{name}(*json.loads(sys.argv[1])); "
+            "print(json.dumps(result))")
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_WAIT_POLICY": "passive",
+                   "OMP_NUM_THREADS": "1"}
+    if cache is not None:
+        environment["TILEWISE_CACHE_DIR"] = str(cache)
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(args)], env=environment,
+                          capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode:
+        last = lines[-1] if lines else "before anything was run"
+        raise Crash(f"ended with {done.returncode} at {last}\n{done.stderr[-3000:]}")
+    return json.loads(lines[-1])
