@@ -69,8 +69,8 @@ class Buffer:
 
     def around_untouched(self) -> bool:
         """Whether nothing was written beside the buffer."""
-        bits = self.region.bits
-        return bool((bits[:self.first] == UNTOUCHED).all() and (bits[self.last:] == UNTOUCHED).all())
+        before, after = self.region.bits[:self.first], self.region.bits[self.last:]
+        return bool((before == UNTOUCHED).all() and (after == UNTOUCHED).all())
 
 
 class Arena:
@@ -147,7 +147,8 @@ def exact(p: Problem, o: Operands) -> torch.Tensor:
         y = y + o.bias.double()[:, None, None]
     if o.residual is not None:
         y = y + o.residual.double()
-    return y.relu() if p.epilogue.activation == "relu" else y
+    y = y.relu() if p.epilogue.activation == "relu" else y
+    return F.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y
 
 
 def rms(values: torch.Tensor) -> float:
@@ -162,10 +163,10 @@ def run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, p
     """The output of a kernel, every buffer of which touches an unmapped page."""
     launch = algorithm.build(p, t, s)
     scratch_bytes = algorithm.workspace(p, t.with_(threads=threads), s)
-    sources = [channels_last(o.x), prepared.flatten(), o.bias, channels_last(o.residual)]
-    sizes = [0 if source is None else source.numel() for source in sources]
-    outputs = [p.n * p.conv_h * p.conv_w * p.k, -(-scratch_bytes // 4)]
-    with ARENA.buffers(sizes + outputs, side) as buffers:
+    sources = [laid_out(o.x, p), prepared.flatten(), o.bias, laid_out(o.residual, p)]
+    counts = [0 if source is None else source.numel() for source in sources]
+    counts += [p.n * p.out_h * p.out_w * p.k, -(-scratch_bytes // 4)]
+    with ARENA.buffers(counts, side) as buffers:
         for buffer, source in zip(buffers, sources):
             if source is not None:
                 buffer.values.copy_(source)
@@ -174,12 +175,16 @@ def run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, p
                residual if o.residual is not None else 0, y, scratch, p.n, threads)
         _check_memory(buffers, sources)
         out = buffers[4].values.clone()
-    return out.view(p.n, p.conv_h, p.conv_w, p.k).permute(0, 3, 1, 2)
+    if p.layout == "nchw":
+        return out.view(p.n, p.k, p.out_h, p.out_w)
+    return out.view(p.n, p.out_h, p.out_w, p.k).permute(0, 3, 1, 2)
 
 
-def channels_last(images: torch.Tensor | None) -> torch.Tensor | None:
-    """The floats in the order in which kernels want them."""
-    return None if images is None else images.permute(0, 2, 3, 1).flatten()
+def laid_out(images: torch.Tensor | None, p: Problem) -> torch.Tensor | None:
+    """The floats of (N, C, H, W) images in the problem's order."""
+    if images is None or p.layout == "nchw":
+        return None if images is None else images.flatten()
+    return images.permute(0, 2, 3, 1).flatten()
 
 
 def _check_memory(buffers: Sequence[Buffer], sources: Sequence[torch.Tensor | None]) -> None:
@@ -245,6 +250,9 @@ def describe(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> str:
 # problems and schedules
 
 
+KINDS = {"dense": 30, "plain": 20, "pointwise": 18, "depthwise": 20, "grouped": 12}  # percent
+
+
 def random_problem(rng: random.Random, flops: float = 1e6) -> Problem:
     """A small problem of any kind: at most so many operations an image."""
     while True:
@@ -257,17 +265,18 @@ def random_problem(rng: random.Random, flops: float = 1e6) -> Problem:
 
 
 def _any_problem(rng: random.Random) -> Problem:
-    kind = rng.choices(("dense", "pointwise", "depthwise", "grouped"), (40, 20, 25, 15))[0]
+    kind = rng.choices(tuple(KINDS), KINDS.values())[0]
     c, k, groups = _channels(rng, kind)
     r, s = (1, 1) if kind == "pointwise" else _two(rng, (1, 2, 3, 3, 3, 3, 4, 5, 5, 6, 7, 9, 11))
-    stride = _two(rng, (1, 1, 1, 1, 2, 2, 3, 4))
-    dilation = _two(rng, (1, 1, 1, 1, 2, 3))
+    stride = (1, 1) if kind == "plain" else _two(rng, (1, 1, 1, 1, 2, 2, 3, 4))
+    dilation = (1, 1) if kind == "plain" else _two(rng, (1, 1, 1, 1, 2, 3))
     spans = ((r - 1) * dilation[0] + 1, (s - 1) * dilation[1] + 1)
     bare = kind == "pointwise" and rng.random() < 0.8
     padding = (0, 0, 0, 0) if bare else _padding(rng, *spans)
     h, w = (rng.choice((rng.randint(1, 9), rng.randint(1, 20), rng.randint(10, 70)))
             for _ in range(2))
-    epilogue = Epilogue(rng.random() < 0.5, rng.random() < 0.3, rng.choice((None, "relu")))
+    epilogue = Epilogue(rng.random() < 0.5, rng.random() < 0.3, rng.choice((None, "relu")),
+                        rng.choice((1, 1, 1, 2)))
     return Problem(rng.randint(0, 3), c, h, w, k, r, s, stride, padding, dilation, groups,
                    epilogue=epilogue)
 
@@ -329,7 +338,7 @@ class Crash(AssertionError):
     """A process ended before its function did."""
 
 
-def in_process(function: str, *args: object, cache: Path | None = None) -> Any:
+def in_process(function: str, *args: object) -> Any:
     """The JSON-able result of `module:function` of a test module, run in a process of its own.
 
     Lines printed by the function say what it is about to do: after a crash, the last is shown.
@@ -338,10 +347,9 @@ def in_process(function: str, *args: object, cache: Path | None = None) -> Any:
     code = (f"import sys, json; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
             f"import {module}; result = {module}.{name}(*json.loads(sys.argv[1])); "
             "print(json.dumps(result))")
-    environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_WAIT_POLICY": "passive",
-                   "OMP_NUM_THREADS": "1"}
-    if cache is not None:
-        environment["TILEWISE_CACHE_DIR"] = str(cache)
+    # several processes share the cores: threads that wait must not spin
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1",
+                   "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code, json.dumps(args)], env=environment,
                           capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()

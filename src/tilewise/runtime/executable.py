@@ -57,6 +57,7 @@ class Executable:
         def run(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
             y = empty()
             scratch = memory.empty(floats) if floats else None
+            bias = None if bias is None else bias.contiguous()
             launch(x.data_ptr(), weight.data_ptr(), _address(bias), _address(residual),
                    y.data_ptr(), _address(scratch), p.n, threads)
             return y

@@ -115,11 +115,15 @@ class Vector(Value):
 
     def maximum(self, other: Vector) -> Vector:
         """The larger; where `other` is NaN, NaN."""
-        return self._pick(">", other)
-
-    def _pick(self, op: str, other: Vector) -> Vector:
-        keep = self.f.ll.fcmp_ordered(op, self.ir, other.ir)
+        keep = self.f.ll.fcmp_ordered(">", self.ir, other.ir)
         return Vector(self.f, self.f.ll.select(keep, self.ir, other.ir))
+
+    def maximum_or_nan(self, other: Vector) -> Vector:
+        """The larger; where either is NaN, NaN."""
+        keep = self.f.ll.fcmp_unordered("ugt", self.ir, other.ir)  # also where self is NaN
+        picked = self.f.ll.select(keep, self.ir, other.ir)
+        lost = self.f.ll.fcmp_unordered("uno", other.ir, other.ir)
+        return Vector(self.f, self.f.ll.select(lost, other.ir, picked))
 
     def shuffle(self, other: Vector, lanes: Sequence[int]) -> Vector:
         """Lanes picked from the two vectors laid side by side."""
@@ -194,6 +198,9 @@ class Pointer(Value):
 
     def store_index(self, i: int, value: Index | int) -> None:
         self.f.ll.store(self.f.index(value).ir, self._word(i), align=8)
+
+    def store_pointer(self, i: int, value: Pointer) -> None:
+        self.f.ll.store(value.ir, self._word(i), align=8)
 
     def fetch_add(self, i: int) -> Index:
         """Atomically add one to the i-th integer; returns what it was."""
@@ -278,6 +285,10 @@ class Function:
         kind = a.ir.type
         fused = self.intrinsic(f"llvm.fma.v{a.lanes}f32", kind, [kind] * 3)
         return Vector(self, self.ll.call(fused, [a.ir, b.ir, c.ir]))
+
+    def words(self, count: int) -> Pointer:
+        """A table of 64-bit words on the stack."""
+        return Pointer(self, self.slot(8 * count))
 
     def slot(self, bytes_: int = 8) -> Any:
         """A few bytes on the stack."""

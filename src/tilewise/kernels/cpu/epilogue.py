@@ -18,6 +18,14 @@ def finish(f: Function, value: Vector, epilogue: Epilogue, bias: Operand, residu
     return activate(f, value, epilogue)
 
 
+def pool(window: list[Vector]) -> Vector:
+    """The largest of a window; NaN wins, as in torch."""
+    largest = window[0]
+    for value in window[1:]:
+        largest = largest.maximum_or_nan(value)
+    return largest
+
+
 def activate(f: Function, value: Vector, epilogue: Epilogue) -> Vector:
     """The activation; NaN stays NaN, as in torch."""
     if epilogue.activation == "relu":

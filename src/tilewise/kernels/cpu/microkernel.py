@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from .emit import Function, Pointer, Vector
 
+LINE = 16  # floats in a cache line
+
 
 @dataclass(frozen=True)
 class Walk:
@@ -37,10 +39,16 @@ class Walk:
 
 
 def multiply(f: Function, a: Pointer, b: Pointer, rows: Sequence[int], vectors: int, walk: Walk,
-             unroll: int) -> list[list[Vector]]:
-    """acc[i][j] = sum over the walk of a[rows[i]] * b[j-th vector]."""
+             unroll: int, ahead: tuple[Pointer, int] | None = None) -> list[list[Vector]]:
+    """acc[i][j] = sum over the walk of a[rows[i]] * b[j-th vector].
+
+    `ahead` is memory to bring into the second cache meanwhile: where it begins, and how many
+    cache lines in each turn of the outermost loop.
+    """
     zeros = [f.vector(0.0) for _ in range(len(rows) * vectors)]
-    acc = _Tile(f, tuple(rows), vectors, unroll).walk(a, b, zeros, walk.loops)
+    tile = _Tile(f, tuple(rows), vectors, unroll)
+    acc = tile.walk_fetching(a, b, zeros, walk, *ahead) if ahead else (
+        tile.walk(a, b, zeros, walk.loops))
     return [acc[i * vectors:(i + 1) * vectors] for i in range(len(rows))]
 
 
@@ -50,6 +58,18 @@ class _Tile:
     rows: tuple[int, ...]
     vectors: int
     unroll: int
+
+    def walk_fetching(self, a: Pointer, b: Pointer, acc: list[Vector], walk: Walk,
+                      ahead: Pointer, lines: int) -> list[Vector]:
+        """The walk, with a share of other memory prefetched in every outermost turn."""
+        (count, a_step, b_step), *inner = walk.loops
+        with self.f.loop(count, carry=[ahead, a, b, *acc]) as loop:
+            ahead, a, b, *acc = loop.values
+            for line in range(lines):
+                ahead.prefetch(line * LINE, level=2)
+            acc = self.walk(a, b, acc, inner)
+            loop.values = [ahead + lines * LINE, a + a_step, b + b_step, *acc]
+        return loop.values[3:]
 
     def walk(self, a: Pointer, b: Pointer, acc: list[Vector],
              loops: Sequence[tuple[int, int, int]]) -> list[Vector]:

@@ -19,7 +19,7 @@ from llvmlite import ir
 from .emit import I32, I64, PTR, VOID, Function, Index, Module, Pointer
 
 # words of the frame that every kernel is called with
-X, WEIGHT, BIAS, RESIDUAL, Y, SCRATCH, BATCH, THREADS, PARALLEL, TASK, WORKER = range(11)
+X, WEIGHT, BIAS, RESIDUAL, Y, SCRATCH, BATCH, THREADS, PARALLEL, TASK, WORKER, CHUNK = range(12)
 Frame = ctypes.c_int64 * 16
 FLUSH_AND_ZERO = 0x8040  # MXCSR: denormal results and denormal operands count as zero
 FLUSH_ARM = 1 << 24  # FPCR: the same
@@ -44,9 +44,12 @@ def emit_region(module: Module, name: str, tasks: Tasks, body: Function) -> Func
     return f
 
 
-def emit_entry(module: Module, regions: Sequence[Function]) -> Function:
-    """entry(frame): runs the regions one after the other, each on all threads."""
-    with module.function("entry", exported=True, frame="pointer") as f:
+def emit_entry(module: Module, regions: Sequence[Function],
+               chunks: Tasks = lambda f, frame: 1) -> Function:
+    """entry(frame): for each chunk of the work, the regions in turn, each on all threads."""
+    kinds: Any = {"exported": True, "frame": "pointer"}
+    with module.function("entry", **kinds) as f, f.loop(chunks(f, f.frame)) as chunk:
+        f.frame.store_index(CHUNK, chunk.i)
         for region in regions:
             f.frame.store_index(TASK, 0)
             f.frame.store_index(WORKER, 0)

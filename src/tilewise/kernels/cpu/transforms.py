@@ -1,0 +1,58 @@
+"""Two-dimensional transforms of tiles, from the straight-line programs of their matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..winograd_math import Matrix, straight_line
+from .emit import Function, Vector
+
+
+class _Lanes:
+    """The arithmetic of programs on vectors."""
+
+    def __init__(self, f: Function) -> None:
+        self.f = f
+
+    def zero(self) -> Vector:
+        return self.f.vector(0.0)
+
+    def add(self, a: Vector, b: Vector, /) -> Vector:
+        return a + b
+
+    def sub(self, a: Vector, b: Vector, /) -> Vector:
+        return a - b
+
+    def neg(self, a: Vector, /) -> Vector:
+        return -a
+
+    def scale(self, a: Vector, c: float, /) -> Vector:
+        return a * self.f.vector(c)
+
+    def fma(self, a: Vector, c: float, b: Vector, /) -> Vector:
+        return self.f.fma(a, self.f.vector(c), b)
+
+
+class _Late(Sequence[Vector]):
+    """Values that are loaded when they are first asked for."""
+
+    def __init__(self, count: int, load: Callable[[int], Vector]) -> None:
+        self._count, self._load = count, load
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i):  # type: ignore[no-untyped-def]
+        return self._load(i)
+
+
+def transform(f: Function, down: Matrix, across: Matrix, load: Callable[[int, int], Vector],
+              store: Callable[[int, int, Vector], None]) -> None:
+    """store(down @ load @ across^T), first along columns, then along rows."""
+    ops, vertical, horizontal = _Lanes(f), straight_line(down), straight_line(across)
+    columns = [vertical.run(_Late(vertical.inputs, lambda i, j=j: load(i, j)), ops)
+               for j in range(horizontal.inputs)]
+    for i in range(len(down)):
+        row = [column[i] for column in columns]
+        for j, value in horizontal.stream(row, ops):
+            store(i, j, value)

@@ -1,0 +1,374 @@
+"""Generated kernels against float64, with every buffer next to an unmapped page."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import harness
+import pytest
+import torch
+from harness import GENERATED, Crash, Mismatch, in_process
+from torch.nn import functional as F
+
+import tilewise
+from tilewise.algorithms.reference import convolve
+from tilewise.core import ISA, Problem, Target
+from tilewise.core.isa import available
+from tilewise.planner.planner import inner_problem
+
+ROWS = [pytest.param(row, marks=pytest.mark.skipif(
+    row not in [isa.name for isa in available()], reason=f"this machine has no {row}"))
+    for row in ("generic", "avx2", "avx512")]
+CHUNKS = 4
+SHAPES = 780  # on each row of ISA
+BATCHES = 4  # problems that share a shape, and so a kernel
+LEAST = 3000  # distinct problems on each row
+FLOOR = 150  # problems each algorithm runs on each row
+EVERY = 64  # spaces up to this size are run in full
+SOME = 40  # schedules of larger ones
+
+MUST_ACCEPT = {
+    "cpu_direct": ("n1c3h224w224k64r7s7u2p3_f32_forward+bias+relu",
+                   "n8c64h56w56k64r3s3p1_f32_forward+bias+residual+relu",
+                   "n0c1h1w1k1r1s1_f32_forward",
+                   "n1c64h28w28k64r3s3p2d2g4_f32_forward",
+                   "n2c30h9w17k20r11s2u4x3p0-5x2-1d1x3g10_f32_forward"),
+    "cpu_pixels": ("n1c3h224w224k64r7s7u2x1p3_f32_forward+bias+relu",
+                   "n1c1h512w512k1r5s5p2_f32_nchw_forward",
+                   "n2c6h9w17k9r4s2p0-5x2-1d1x3g3_f32_nchw_forward+residual"),
+    "cpu_pointwise": ("n1c512h28w28k128r1s1_f32_forward+bias+relu",
+                      "n1c256h56w56k512r1s1u2_f32_forward",
+                      "n3c5h7w1k9r1s1_f32_forward+bias+residual"),
+    "cpu_depthwise": ("n1c32h112w112k32r3s3p1g32_f32_forward+bias+relu",
+                      "n1c96h56w56k96r5s5u2p2g96_f32_forward",
+                      "n2c1h9w17k1r11s11p20d3_f32_forward+bias+residual"),
+}
+
+
+# in processes of their own: a kernel may crash
+
+
+class Case(NamedTuple):
+    """A shape with its batch sizes, and what runs it."""
+
+    number: int
+    problem: Problem
+    batches: list[int]
+    algorithm: str
+
+
+def random_cases(row: str) -> list[Case]:
+    """The cases of a row; algorithms take turns on what they accept, with what they fuse."""
+    rng, target = random.Random(f"cases of {row}"), Target.host(row, harness.THREADS)
+    cases, turns = [], Counter()
+    for number in range(SHAPES):
+        p = harness.random_problem(rng)
+        able = tuple(name for name, a in GENERATED.items()
+                     if not a.reject(inner_problem(a, p), target))
+        name = able[turns[able] % len(able)]
+        layouts = sorted(GENERATED[name].layouts)
+        p = p.with_(layout=layouts[turns[able] // len(able) % len(layouts)])
+        p = inner_problem(GENERATED[name], p)
+        turns[able] += 1
+        cases.append(Case(number, p, rng.sample(range(6), BATCHES), name))
+    return cases
+
+
+def run_random_cases(row: str, chunk: int) -> dict[str, Any]:
+    """One chunk of the cases of a row: what ran, and what was wrong."""
+    target = Target.host(row, harness.THREADS)
+    ran: dict[str, list[str]] = {name: [] for name in GENERATED}
+    failures, compared = [], 0
+    for number, p, batches, name in random_cases(row)[chunk::CHUNKS]:
+        algorithm, rng = GENERATED[name], random.Random(f"schedule {number} of {row}")
+        p = p.with_(n=rng.choice(batches))
+        s = (harness.random_schedule(algorithm, p, target, rng) if number // CHUNKS % 2
+             else algorithm.default(p, target))
+        print(harness.describe(algorithm, p, target, s), batches)
+        try:
+            compared += harness.check(algorithm, p, target, s, number, batches)
+            ran[name] += [str(p.with_(n=n)) for n in batches]
+        except Mismatch as mismatch:
+            failures.append(str(mismatch))
+    return {"ran": ran, "failures": failures, "compared": compared}
+
+
+def run_space(row: str, name: str) -> dict[str, Any]:
+    """Every schedule of a small problem, or some where there are many."""
+    algorithm, target = GENERATED[name], Target.host(row, harness.THREADS)
+    p = next(p for p in map(Problem.parse, SMALL) if not algorithm.reject(p, target))
+    space, failures, rng = algorithm.space(p, target), [], random.Random(f"{name} on {row}")
+    schedules = list(itertools.islice(space, EVERY + 1))
+    if len(schedules) > EVERY:
+        schedules = [harness.random_schedule(algorithm, p, target, rng) for _ in range(SOME)]
+    for number, s in enumerate(schedules):
+        layouts = sorted(algorithm.layouts)
+        q = p.with_(layout=layouts[number % len(layouts)])
+        print(harness.describe(algorithm, q, target, s))
+        try:
+            harness.check(algorithm, q, target, s, number)
+        except Mismatch as mismatch:
+            failures.append(str(mismatch))
+    return {"ran": len(set(schedules)), "failures": failures}
+
+
+SMALL = ("n2c8h9w15k70r3s3p1_f32_forward+bias+residual+relu",
+         "n2c8h9w15k70r1s1_f32_forward+bias+residual+relu",
+         "n2c21h9w15k21r3s3p1g21_f32_forward+bias+residual+relu")
+
+
+def run_twice(row: str, name: str) -> dict[str, Any]:
+    """Runs of one plan, on one thread and on two, that were not equal bit for bit."""
+    algorithm, target = GENERATED[name], Target.host(row, harness.THREADS)
+    failures, ran = [], 0
+    for p in (p for p in map(Problem.parse, LARGER) if not algorithm.reject(p, target)):
+        o = harness.operands(p, "floats", seed=1)
+        for s in _default_and_split(algorithm, p, target):
+            prepared = algorithm.prepare(p, target, s, o.weight)
+            print(harness.describe(algorithm, p, target, s))
+            first, *others = [harness.run(algorithm, p, target, s, o, prepared, threads=threads)
+                              for threads in (1, 2, 2, 2)]
+            failures += [harness.describe(algorithm, p, target, s) for y in others
+                         if not torch.equal(first, y)]
+            ran += 1
+    return {"ran": ran, "failures": failures}
+
+
+LARGER = ("n2c64h28w28k70r3s3p1_f32_forward+bias+relu",
+          "n3c32h7w7k33r5s5p2_f32_forward+bias+residual",
+          "n2c200h30w30k100r1s1_f32_forward",
+          "n2c60h57w57k60r3s3p1g60_f32_forward+relu")
+
+
+def _default_and_split(algorithm: Any, p: Problem, target: Target) -> list[Any]:
+    s = algorithm.default(p, target)
+    split = s.with_(split=4) if "split" in s else s
+    return [s, split] if split != s and split in algorithm.space(p, target) else [s]
+
+
+def read_beside(side: str, offset: int) -> float:
+    """Read a float next to a guarded buffer of five."""
+    with harness.ARENA.buffers([5], side) as (buffer,):
+        buffer.values.fill_(1.0)
+        print(f"reading at {side}{offset:+d}")
+        return ctypes.c_float.from_address(buffer.address + 4 * offset).value
+
+
+# jobs run side by side while pytest waits for the first
+
+
+class Jobs:
+    """Functions of this file running in processes, as many at a time as there are cores."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._started: dict[tuple[Any, ...], Future[Any]] = {}
+
+    def start(self, *job: Any) -> Future[Any]:
+        if job not in self._started:
+            function, *args = job
+            self._started[job] = self._pool.submit(in_process, f"test_kernels:{function}", *args)
+        return self._started[job]
+
+    def result(self, *job: Any) -> Any:
+        return self.start(*job).result()
+
+
+@pytest.fixture(scope="module")
+def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
+    pool = ThreadPoolExecutor(os.cpu_count())
+    found = Jobs(pool)
+    for item in request.session.items:
+        job = getattr(item.function, "job", None)  # type: ignore[attr-defined]
+        skipped = any(mark.args[0] for mark in item.iter_markers("skipif"))
+        if job and not skipped:
+            found.start(job, *item.callspec.params.values())  # type: ignore[attr-defined]
+    yield found
+    pool.shutdown(cancel_futures=True)
+
+
+def runs(job: str) -> Any:
+    """Mark a test as one that waits for a job with its own parameters."""
+    def mark(test: Any) -> Any:
+        test.job = job
+        return test
+    return mark
+
+
+# the tests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("row", ROWS)
+@runs("run_random_cases")
+def test_random_problems(jobs: Jobs, row: str, chunk: int) -> None:
+    result = jobs.result("run_random_cases", row, chunk)
+    assert result["failures"] == []
+    assert result["compared"] == 2 * sum(len(ran) for ran in result["ran"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+def test_random_problems_are_many_and_reach_every_algorithm(jobs: Jobs, row: str) -> None:
+    results = [jobs.result("run_random_cases", row, chunk) for chunk in range(CHUNKS)]
+    for name in GENERATED:
+        seen = {problem for result in results for problem in result["ran"][name]}
+        assert len(seen) >= FLOOR, name
+    problems = {p for result in results for ran in result["ran"].values() for p in ran}
+    assert len(problems) >= LEAST
+    assert sum(result["compared"] for result in results) >= 2 * LEAST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("row", ROWS)
+@runs("run_space")
+def test_schedules_of_a_space(jobs: Jobs, row: str, name: str) -> None:
+    result = jobs.result("run_space", row, name)
+    assert result["failures"] == []
+    assert result["ran"] >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("row", ROWS)
+@runs("run_twice")
+def test_runs_are_equal_on_any_number_of_threads(jobs: Jobs, row: str, name: str) -> None:
+    result = jobs.result("run_twice", row, name)
+    assert result["failures"] == []
+    assert result["ran"] >= 1
+
+
+@pytest.mark.parametrize("name, problem", [(name, problem) for name, problems
+                                           in MUST_ACCEPT.items() for problem in problems])
+@pytest.mark.parametrize("row", ISA)
+def test_problems_that_must_be_accepted(row: str, name: str, problem: str) -> None:
+    assert GENERATED[name].reject(Problem.parse(problem), Target("cpu", row, 2)) == []
+
+
+@pytest.mark.parametrize("row", ISA)
+def test_defaults_are_in_their_space(row: str) -> None:
+    rng, target, seen = random.Random(f"defaults of {row}"), Target("cpu", row, 2), Counter()
+    for flops in [1e6, 1e9] * 200:
+        p = harness.random_problem(rng, flops)
+        for name, algorithm in GENERATED.items():
+            q = inner_problem(algorithm, p)
+            if not algorithm.reject(q, target):
+                seen[name] += 1
+                s = algorithm.default(q, target)
+                assert s in algorithm.space(q, target), harness.describe(algorithm, q, target, s)
+    assert min(seen[name] for name in GENERATED) >= 20, seen
+
+
+# the harness itself
+
+
+def test_exact_answers_are_those_of_the_definition() -> None:
+    rng = random.Random("exact answers")
+    for seed in range(60):
+        p = harness.random_problem(rng, flops=2e5)
+        for kind in ("integers", "floats"):
+            o = harness.operands(p, kind, seed)
+            defined = convolve(p, o.x, o.weight, o.bias, o.residual)
+            torch.testing.assert_close(harness.exact(p, o), defined, rtol=1e-12,
+                                       atol=0 if kind == "integers" else 1e-11)
+
+
+@pytest.mark.parametrize("side, offset", [("end", 5), ("start", -1)])
+def test_buffers_touch_an_unmapped_page(side: str, offset: int) -> None:
+    assert in_process("test_kernels:read_beside", side, offset + (1 if offset < 0 else -1)) == 1.0
+    with pytest.raises(Crash, match=f"ended with -11 at reading at {side}"):
+        in_process("test_kernels:read_beside", side, offset)
+
+
+def test_writes_within_the_page_are_noticed() -> None:
+    for side in ("start", "end"):
+        with harness.ARENA.buffers([5], side) as (buffer,):
+            buffer.values.fill_(1.0)
+            assert buffer.around_untouched()
+            beside = buffer.last if side == "start" else buffer.first - 1
+            buffer.region.floats[beside] = 1.0
+            assert not buffer.around_untouched()
+
+
+# properties, through the function that users call
+
+
+def integers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def direct(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> torch.Tensor:
+    return tilewise.conv2d(x, weight, algorithm="cpu_direct", **options)
+
+
+def test_an_impulse_returns_the_filter() -> None:
+    weight = integers(5, 3, 3, 5)
+    for channel in range(3):
+        x = torch.zeros(1, 3, 7, 11)
+        x[0, channel, 3, 5] = 1.0
+        y = direct(x, weight, padding=(1, 2))
+        assert torch.equal(y[0, :, 2:5, 3:8], weight[:, channel].flip(1, 2))
+        assert y.count_nonzero() == weight[:, channel].count_nonzero()
+
+
+def test_a_shifted_input_shifts_the_output() -> None:
+    x, weight = integers(2, 4, 13, 15), integers(9, 4, 3, 3)
+    y = direct(x, weight)
+    moved = direct(x.roll((2, 3), (2, 3)), weight)
+    assert torch.equal(moved[..., 2:, 3:], y[..., :-2, :-3])
+
+
+def test_convolution_is_linear() -> None:
+    x, other, weight = integers(2, 6, 9, 10), integers(2, 6, 9, 10, seed=1), integers(7, 6, 3, 3)
+    y = direct(2 * x - 3 * other, weight, padding=1)
+    assert torch.equal(y, 2 * direct(x, weight, padding=1) - 3 * direct(other, weight, padding=1))
+
+
+def test_channels_can_be_permuted() -> None:
+    x, weight, bias = integers(2, 19, 8, 9), integers(37, 19, 3, 3), integers(37)
+    y = direct(x, weight, bias=bias, padding=1)
+    ins, outs = (torch.randperm(n, generator=torch.Generator().manual_seed(n)) for n in (19, 37))
+    assert torch.equal(direct(x[:, ins], weight[:, ins], bias=bias, padding=1), y)
+    assert torch.equal(direct(x, weight[outs], bias=bias[outs], padding=1), y[:, outs])
+
+
+@pytest.mark.parametrize("stride, padding, dilation, groups",
+                         [(1, 1, 1, 1), (2, 0, 1, 3), ((1, 3), (2, 1), (2, 1), 1)])
+def test_the_transposed_convolution_is_the_adjoint(stride: Any, padding: Any, dilation: Any,
+                                                   groups: int) -> None:
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    x, weight = integers(2, 6, 13, 13), integers(9, 6 // groups, 3, 3)
+    y = direct(x, weight, **options)
+    z = integers(*y.shape, seed=1)
+    # rows and columns that no filter reaches have no share
+    back = F.conv_transpose2d(z.double(), weight.double(), **options)
+    reached = x.double()[..., :back.shape[2], :back.shape[3]]
+    assert (z.double() * y.double()).sum() == (back * reached).sum()
+
+
+def test_operands_need_not_be_contiguous() -> None:
+    x, weight = integers(2, 7, 8, 18)[..., ::2], integers(7, 9, 3, 3).transpose(0, 1)
+    bias, residual = integers(18)[::2], integers(2, 9, 9, 8).mT
+    y = direct(x, weight, bias=bias, padding=1, residual=residual)
+    assert torch.equal(y, F.conv2d(x, weight, bias, padding=1) + residual)
+
+
+@pytest.mark.parametrize("name", [name for name, a in GENERATED.items() if harness.is_exact(a)])
+def test_nan_reaches_what_it_reaches_in_torch(name: str) -> None:
+    groups, size = (19, 3) if name == "cpu_depthwise" else (1, 1 if name == "cpu_pointwise" else 3)
+    x, weight = torch.randn(2, 19, 9, 21), torch.randn(19, 19 // groups, size, size)
+    x[0, 3, 4, 5], x[1, 18, 0, 20] = float("nan"), float("inf")
+    options = {"padding": size // 2, "groups": groups}
+    y = tilewise.conv2d(x, weight, algorithm=name, activation="relu", **options)
+    expected = F.conv2d(x, weight, **options).relu()
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert torch.equal(y.isinf(), expected.isinf())
