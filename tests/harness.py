@@ -200,7 +200,7 @@ def _check_memory(buffers: Sequence[Buffer], sources: Sequence[torch.Tensor | No
 def compare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, kind: str,
             y: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> None:
     """Integers must be equal bit for bit, floats as close as the algorithm declares."""
-    if kind == "integers" and is_exact(algorithm):
+    if kind == "integers" and algorithm.exact_on_integers:
         wrong = y.view(torch.int32) != (expected + 0.0).float().view(torch.int32)
         if wrong.any():
             at = tuple(wrong.nonzero()[0].tolist())
@@ -213,11 +213,6 @@ def compare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operand
     bound = algorithm.error(p, t, s)
     if not error <= bound:  # also where it is NaN
         raise Mismatch(f"error on {kind} is {error:.3e}, declared is {bound:.3e}")
-
-
-def is_exact(algorithm: Algorithm) -> bool:
-    """Whether it sums products of the inputs themselves, which are exact on small integers."""
-    return bool(getattr(algorithm, "exact_on_integers", True))
 
 
 def check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int = 0,
@@ -319,16 +314,16 @@ def _padding(rng: random.Random, span_h: int, span_w: int) -> tuple[int, int, in
 
 
 def random_schedule(algorithm: Algorithm, p: Problem, t: Target, rng: random.Random) -> Schedule:
-    """A schedule of the space; most often the one of three that is quickest to compile."""
-    space = algorithm.space(p, t)
-    drawn = [space.sample(rng) for _ in range(3 if rng.random() < 0.8 else 1)]
+    """A schedule of the space; most often the one of four that is quickest to compile."""
+    space, start = algorithm.space(p, t), algorithm.default(p, t)
+    drawn = [space.sample(rng, start) for _ in range(4 if rng.random() < 0.8 else 1)]
     return min(drawn, key=_unrolled)
 
 
 def _unrolled(s: Schedule) -> int:
-    """About how many instructions a tile has."""
-    tunables = [s[name] for name in s if name.startswith(("tile", "vectors", "unroll"))]
-    return math.prod(value for value in tunables if isinstance(value, int))
+    """About how many instructions are written for a tile."""
+    names = [name for name in s if name.startswith(("tile", "rows", "vectors", "unroll"))]
+    return math.prod(int(s[name]) for name in names)
 
 
 # processes

@@ -5,12 +5,14 @@ from .cpu_depthwise import CpuDepthwise
 from .cpu_direct import CpuDirect
 from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
+from .cpu_winograd import CpuWinograd
 from .reference import Reference
 from .vendor import Vendor
 
 ALGORITHMS: list[Algorithm] = [
     CpuDepthwise(),
     CpuPointwise(),
+    CpuWinograd(),
     CpuPixels(),
     CpuDirect(),
     Vendor(),

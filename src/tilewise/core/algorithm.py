@@ -23,6 +23,7 @@ class Algorithm:
     fuses: frozenset[str] = frozenset()  # epilogue steps done inside the kernel
     layouts: frozenset[str] = frozenset({"nhwc"})  # what the kernel reads and writes
     takes: str = "addresses"  # or "tensors": what the built function is called with
+    exact_on_integers: bool = True  # sums products of the inputs themselves, nothing scaled
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         """Reasons with the value found and the value needed; empty means it can run."""

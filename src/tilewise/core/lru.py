@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from .locks import fork_safe_lock
 
 T = TypeVar("T")
 
@@ -17,7 +18,8 @@ class Lru(Generic[T]):
         self._limit, self._weigh = limit, weigh
         self._entries: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
         self._total = 0
-        self._lock = threading.RLock()
+        self._dead: deque[Hashable] = deque()
+        self._lock = fork_safe_lock()
 
     @property
     def limit(self) -> int:
@@ -38,6 +40,7 @@ class Lru(Generic[T]):
 
     def get(self, key: Hashable) -> T | None:
         with self._lock:
+            self._bury()
             entry = self._entries.get(key)
             if entry is None:
                 return None
@@ -46,7 +49,8 @@ class Lru(Generic[T]):
 
     def put(self, key: Hashable, value: T) -> T:
         with self._lock:
-            self.drop(key)
+            self._bury()
+            self._remove(key)
             weight = self._weigh(value)
             self._entries[key] = (value, weight)
             self._total += weight
@@ -54,14 +58,26 @@ class Lru(Generic[T]):
         return value
 
     def drop(self, key: Hashable) -> None:
-        with self._lock:
-            _, weight = self._entries.pop(key, (None, 0))
-            self._total -= weight
+        """Forget an entry; never waits, so that finalisers can call it."""
+        self._dead.append(key)
+        if self._lock.acquire(blocking=False):  # else the next to hold it does it
+            try:
+                self._bury()
+            finally:
+                self._lock.release()
 
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()
             self._total = 0
+
+    def _bury(self) -> None:
+        while self._dead:
+            self._remove(self._dead.popleft())
+
+    def _remove(self, key: Hashable) -> None:
+        _, weight = self._entries.pop(key, (None, 0))
+        self._total -= weight
 
     def _shrink(self) -> None:
         while self._total > self._limit and self._entries:

@@ -80,9 +80,9 @@ class Space:
         inside = all(schedule[name] in values for name, values in self.tunables.items())
         return inside and self._legal(schedule)
 
-    def sample(self, rng: random.Random, sweeps: int = 2) -> Schedule:
-        """A random legal schedule: a walk of one tunable at a time, since lists can be long."""
-        schedule = next(iter(self))
+    def sample(self, rng: random.Random, start: Schedule, sweeps: int = 2) -> Schedule:
+        """A random walk from a legal schedule, one tunable at a time: lists can be long."""
+        schedule = start
         for name in rng.sample(tuple(self.tunables), len(self.tunables)) * sweeps:
             moves = [schedule.with_(**{name: value}) for value in self.tunables[name]]
             schedule = rng.choice([move for move in moves if move in self])

@@ -56,9 +56,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
 
 
 def _pair(value: int | Sequence[int], name: str) -> list[int]:
-    if isinstance(value, int):
-        return [value, value]
-    values = list(value)
+    values = list(value) if isinstance(value, Sequence) else [value]
     if len(values) == 1:
         return values * 2
     if len(values) != 2:
@@ -71,7 +69,7 @@ def _padding(padding: int | str | Sequence[int], weight: Tensor, stride: list[in
     """As (top, bottom, left, right)."""
     if isinstance(padding, str):
         return _named_padding(padding, weight, stride, dilation)
-    if not isinstance(padding, int) and len(padding) == 4:
+    if isinstance(padding, Sequence) and len(padding) == 4:
         return list(padding)
     vertical, horizontal = _pair(padding, "padding")
     return [vertical, vertical, horizontal, horizontal]
@@ -90,9 +88,10 @@ def _named_padding(padding: str, weight: Tensor, stride: list[int],
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether torch would take a tensor for channels-last, also where a size is one."""
-    return (tensor.stride(1) == 1 and tensor.is_contiguous(memory_format=torch.channels_last)
-            and not (tensor.shape[1] > 1 and tensor.is_contiguous()))
+    """Whether torch takes a tensor for channels-last: strides that grow over C, W, H, N."""
+    (n, c, h, w), (image, channel, row, column) = tensor.shape, tensor.stride()
+    grow = channel > 0 and column >= c * channel and row >= w * column and image >= h * row
+    return bool(grow and h * row != channel and min(n, c, h, w) > 0)
 
 
 def problem_of(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
@@ -125,7 +124,7 @@ def target_of(x: Tensor) -> Target:
 
 def _signature(tensor: Tensor | None) -> object:
     """All of a tensor that a plan can depend on."""
-    return None if tensor is None else (tensor.shape, tensor.dtype, is_channels_last(tensor))
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
@@ -167,7 +166,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, output = ctx.saved_tensors
     stride, padding, dilation, groups, bias_shape = ctx.options
     if output is not None:
-        grad = grad * (output > 0)
+        grad = torch.ops.aten.threshold_backward(grad, output, 0)
     top, bottom, left, right = padding
     even = top == bottom and left == right
     wide = x if even else F.pad(x, (left, right, top, bottom))

@@ -42,7 +42,17 @@ class Planner:
     def candidates(self, p: Problem, t: Target, max_error: float | None = None) -> list[Candidate]:
         """Every algorithm's answer, the cheapest first, refusals last."""
         answers = [self._candidate(algorithm, p, t, max_error) for algorithm in self.algorithms]
-        return sorted(answers, key=lambda c: c.plan.seconds if c.plan else float("inf"))
+        return sorted(answers, key=lambda answer: self._rank(answer, p, t))
+
+    def _rank(self, answer: Candidate, p: Problem, t: Target) -> float:
+        """Seconds on two threads, whatever the number: one algorithm, and so the same bits."""
+        if answer.plan is None:
+            return float("inf")
+        common = t.with_(threads=2)
+        if common == t:
+            return answer.plan.seconds
+        algorithm = self.algorithm(answer.algorithm)
+        return _plan(algorithm, p, common, answer.plan.inner, None).seconds
 
     def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,
              schedule: Schedule | None = None, max_error: float | None = None) -> Plan:

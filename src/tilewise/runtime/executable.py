@@ -25,8 +25,8 @@ class Executable:
         p, t, s = plan.inner, plan.target, plan.schedule
         built = algorithm.build(p, t, s)
         self._scratch = algorithm.workspace(p, t, s)
-        self._run = built if algorithm.takes == "tensors" else self._with_addresses(built)
-        self._relayout = bool(plan.before)
+        wrap = self._with_tensors if algorithm.takes == "tensors" else self._with_addresses
+        self._run = wrap(built)
         self._layout = LAYOUTS[p.layout]
         self._after = tuple(STEPS[step] for step in plan.after)
         # weights are prepared alike whatever the batch and the image size
@@ -49,6 +49,17 @@ class Executable:
         for step in self._after:
             y = step(y, residual)
         return y
+
+    def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        p, layout = self.plan.inner, LAYOUTS[self.plan.inner.layout]
+        strides = _empty_output(p.with_(n=1))().stride()
+
+        def run(*operands: Any) -> Tensor:
+            y = call(*operands).contiguous(memory_format=layout)
+            # a size of one leaves strides open that torch takes for a layout
+            return y if y.stride() == strides else y.as_strided(y.shape, strides)
+
+        return run
 
     def _with_addresses(self, launch: Callable[..., None]) -> Callable[..., Tensor]:
         p, threads, floats = self.plan.inner, self.plan.target.threads, -(-self._scratch // 4)
@@ -80,6 +91,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "residual": lambda y, residual: y.add_(residual),
     "relu": lambda y, residual: y.relu_(),
     "pool2": lambda y, residual: F.max_pool2d(y, 2),
-    "to_nchw": lambda y, residual: y.contiguous(),
-    "to_nhwc": lambda y, residual: y.contiguous(memory_format=torch.channels_last),
+    # copies, since a size of one would let contiguous() keep the strides of the other layout
+    "to_nchw": lambda y, residual: memory.keep(y),
+    "to_nhwc": lambda y, residual: memory.keep(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
 }

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import os
 import stat
-import threading
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -20,9 +19,10 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from ...core.isa import Isa
+from ...core.locks import fork_safe_lock
 from .emit import Module
 
-_lock = threading.RLock()  # LLVM's contexts are shared by all threads
+_lock = fork_safe_lock()  # LLVM's contexts are shared by all threads
 _serial = itertools.count()
 compiled = 0  # kernels compiled (not loaded) by this process; tests read it
 

@@ -27,7 +27,7 @@ def launcher(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
 
 
 def _load(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
-    name = f"{make.__module__}|{p}|{s.to_json()}"
+    name = f"{make.__module__}.{make.__qualname__}|{p}|{s.to_json()}"
     code = jit.load(lambda isa: make(p, s, isa), name, isa, "entry")
     entry = code.function("entry", ctypes.c_void_p)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 import torch
+
+from ...core.locks import fork_safe_lock
 
 SMALL = 512 << 10  # below this, torch's own allocator is as good
 HUGE_PAGE = 2 << 20
@@ -27,7 +28,8 @@ class Pool:
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit, self.kept = limit, 0
         self._free: OrderedDict[int, list[mmap.mmap]] = OrderedDict()
-        self._lock = threading.RLock()  # a collection inside may bring a block back
+        self._returned: deque[tuple[mmap.mmap, int]] = deque()
+        self._lock = fork_safe_lock()
 
     @property
     def limit(self) -> int:
@@ -35,13 +37,15 @@ class Pool:
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        self._limit = limit
-        self._shrink()
+        with self._lock:
+            self._limit = limit
+            self._sort_in()
 
     def take(self, size: int) -> Any:
         """A block of at least `size` bytes, as a buffer that comes back by itself."""
         size = _size_class(size)
         with self._lock:
+            self._sort_in()
             regions = self._free.get(size)
             region = regions.pop() if regions else None
             if region is not None:
@@ -49,21 +53,28 @@ class Pool:
         return _block_type(size).on(region or _map(size), self)
 
     def give(self, region: mmap.mmap, size: int) -> None:
-        with self._lock:
+        """Never waits: a tensor can die in the middle of anything, even of `take`."""
+        self._returned.append((region, size))
+        if self._lock.acquire(blocking=False):  # else the next to hold it sorts in
+            try:
+                self._sort_in()
+            finally:
+                self._lock.release()
+
+    def _sort_in(self) -> None:
+        """What was returned joins the free blocks; the least recently used above the limit go."""
+        while self._returned:
+            region, size = self._returned.popleft()
             self._free.setdefault(size, []).append(region)
             self._free.move_to_end(size)
             self.kept += size
-        self._shrink()
-
-    def _shrink(self) -> None:
-        with self._lock:
-            while self.kept > self._limit:
-                size, regions = next(iter(self._free.items()))
-                if regions:
-                    regions.pop(0)
-                    self.kept -= size
-                else:
-                    del self._free[size]
+        while self.kept > self._limit:
+            size, regions = next(iter(self._free.items()))
+            if regions:
+                regions.pop(0)
+                self.kept -= size
+            else:
+                del self._free[size]
 
 
 def _size_class(size: int) -> int:
@@ -73,7 +84,8 @@ def _size_class(size: int) -> int:
 
 
 def _map(size: int) -> mmap.mmap:
-    region = mmap.mmap(-1, size + HUGE_PAGE)  # room to align; what is not touched costs nothing
+    # private, or a forked child would write into it; what is not touched of it costs nothing
+    region = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             region.madvise(mmap.MADV_HUGEPAGE)

@@ -10,7 +10,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,18 @@ class _Runtime:
     """Which function starts a parallel region in this process."""
 
     def __init__(self) -> None:
-        self.library = _loaded_openmp()  # keeps the library loaded
+        self.library: ctypes.CDLL | None = None  # keeps the library loaded
         self.pool = _PARALLEL(_run_on_python_threads)  # keeps the callback alive
-        self.address = _address(getattr(self.library, "GOMP_parallel", self.pool))
+        self.address = 0
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.after_fork)
+
+    def start(self) -> int:
+        """The address; libgomp is looked for at the first call, when torch is there."""
+        if not self.address:
+            self.library = _loaded_openmp()
+            self.address = _address(getattr(self.library, "GOMP_parallel", self.pool))
+        return self.address
 
     def after_fork(self) -> None:
         # libgomp's threads did not survive the fork, and it would wait for them for ever
@@ -125,21 +134,20 @@ def _loaded_openmp() -> ctypes.CDLL | None:
 
 def _run_on_python_threads(region: int, frame: int, threads: int, _flags: int) -> None:
     run = _REGION(region)  # releases the interpreter lock while it runs
-    helpers = [threading.Thread(target=run, args=(frame,)) for _ in range(threads - 1)]
-    for helper in helpers:
-        helper.start()
+    helpers = []
+    with suppress(RuntimeError):  # no more threads to be had: those that run take all tasks
+        for _ in range(threads - 1):
+            helper = threading.Thread(target=run, args=(frame,))
+            helper.start()
+            helpers.append(helper)
     run(frame)
     for helper in helpers:
         helper.join()
 
 
-@lru_cache(maxsize=1)
-def _runtime() -> _Runtime:
-    runtime = _Runtime()
-    os.register_at_fork(after_in_child=runtime.after_fork)
-    return runtime
+_RUNTIME = _Runtime()  # made at import: a fork may come before the first call
 
 
 def parallel_address() -> int:
     """Address of the function that starts a parallel region."""
-    return _runtime().address
+    return _RUNTIME.start()

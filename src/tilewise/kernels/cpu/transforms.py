@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..winograd_math import Matrix, straight_line
 from .emit import Function, Vector
@@ -46,11 +47,15 @@ class _Late(Sequence[Vector]):
         return self._load(i)
 
 
+def _swapped(load: Callable[[int, int], Vector], j: int, i: int) -> Vector:
+    return load(i, j)
+
+
 def transform(f: Function, down: Matrix, across: Matrix, load: Callable[[int, int], Vector],
               store: Callable[[int, int, Vector], None]) -> None:
     """store(down @ load @ across^T), first along columns, then along rows."""
     ops, vertical, horizontal = _Lanes(f), straight_line(down), straight_line(across)
-    columns = [vertical.run(_Late(vertical.inputs, lambda i, j=j: load(i, j)), ops)
+    columns = [vertical.run(_Late(vertical.inputs, partial(_swapped, load, j)), ops)
                for j in range(horizontal.inputs)]
     for i in range(len(down)):
         row = [column[i] for column in columns]

@@ -1,0 +1,210 @@
+"""Stride-1 convolution in the Winograd domain: fewer multiplications than there are products."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from ..core.algorithm import Algorithm, accumulation_error
+from ..core.cost import seconds, tile_cycles
+from ..core.problem import Problem
+from ..core.schedule import Schedule, Space
+from ..core.target import Target
+from ..kernels.winograd_math import error_growth, matrices, straight_line
+from .common import cpu_f32_forward, fits
+
+MOST_TAPS = 7
+SIZES = (1, 2, 3, 4, 5, 6)  # outputs of a tile along one axis
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14)
+GROUPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+SAFE_GROWTH = 6.0  # F(4, 3) has 5.1, F(2, 5) too; F(6, 3) has 19
+FAR = 9.0  # bytes a cycle that a core gets from the last cache
+NEAR = 40.0  # and from the second
+
+
+class CpuWinograd(Algorithm):
+    """Any F(m, r) along both axes; fused by block of tiles, or shared by all threads."""
+
+    name = "cpu_winograd"
+    version = 1
+    fuses = frozenset({"bias", "residual", "relu", "pool2"})
+    exact_on_integers = False
+
+    def reject(self, p: Problem, t: Target) -> list[str]:
+        reasons = cpu_f32_forward(p, t)
+        if p.stride != (1, 1):
+            reasons.append(f"stride is {p.stride}, needs 1")
+        if p.dilation != (1, 1):
+            reasons.append(f"dilation is {p.dilation}, needs 1")
+        if p.groups > 1:
+            reasons.append(f"groups is {p.groups}, needs 1")
+        if not 2 <= max(p.r, p.s) <= MOST_TAPS:
+            reasons.append(f"filter is {p.r}x{p.s}, needs at least 2 and at most {MOST_TAPS} taps "
+                           "along an axis")
+        return reasons
+
+    def error(self, p: Problem, t: Target, s: Any) -> float:
+        return _growth(s.tile_h, p.r) * _growth(s.tile_w, p.s) * accumulation_error(p.c)
+
+    def space(self, p: Problem, t: Target) -> Space:
+        def legal(s: Any) -> bool:
+            return (fits(t, s.rows, s.vectors) and (s.vectors - 1) * t.lanes < p.k
+                    and s.tile_h in _axis_sizes(p.r, p.epilogue.pool)
+                    and s.tile_w in _axis_sizes(p.s, p.epilogue.pool) and s.tile_h * s.tile_w > 1
+                    and (s.order == "shared" or s.k_parts == 1)
+                    and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
+                    and (not s.streaming or p.k % t.lanes == 0))
+
+        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=("channels", "positions", "shared"),
+                     rows=ROWS, vectors=(1, 2, 3, 4), groups=GROUPS, unroll=(1, 2, 4),
+                     k_parts=(1, 2, 4), streaming=(False, True))
+
+    def default(self, p: Problem, t: Target) -> Schedule:
+        return _default(p.with_(frozen=False), t)
+
+    def cost(self, p: Problem, t: Target, s: Any) -> float:
+        work = _Work(p, t, s)
+        return work.shared() if s.order == "shared" else work.fused()
+
+    def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
+        from ..kernels.cpu.winograd_geometry import Geometry
+
+        return Geometry(p, s, t.lanes).scratch_bytes(t.threads)
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        from ..kernels.cpu import memory
+        from ..kernels.cpu.winograd_geometry import Geometry
+
+        return memory.keep(Geometry(p, s, t.lanes).pack_weight(weight))
+
+    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+        from ..kernels.cpu import winograd
+        from ..kernels.cpu.launch import launcher
+
+        return launcher(winograd.make, p, s, t.row)
+
+
+class _Work:
+    """Cycles of the steps of a schedule."""
+
+    def __init__(self, p: Problem, t: Target, s: Any) -> None:
+        self.p, self.t, self.s = p, t, s
+        self.n_h, self.n_w = s.tile_h + p.r - 1, s.tile_w + p.s - 1
+        self.positions = self.n_h * self.n_w
+        self.tiles = (p.n * math.ceil(p.conv_h / s.tile_h) * math.ceil(p.conv_w / s.tile_w))
+        self.c_vectors, self.k_vectors = math.ceil(p.c / t.lanes), math.ceil(p.k / t.lanes)
+        self.block = s.rows * s.groups
+        self.blocks = max(1, math.ceil(self.tiles / self.block))
+
+    def transforms(self) -> float:
+        """Input and output transforms of all tiles."""
+        p, s, n = self.p, self.s, self.positions
+        (in_h, out_h), (in_w, out_w) = _operations(s.tile_h, p.r), _operations(s.tile_w, p.s)
+        into = (self.n_w * in_h + self.n_h * in_w) / 2 + 1.5 * n
+        back = (self.n_w * out_h + s.tile_h * out_w) / 2 + 0.5 * n + 2 * s.tile_h * s.tile_w
+        return 1.5 * self.tiles * (self.c_vectors * into + self.k_vectors * back + 30)
+
+    def products(self) -> float:
+        """All multiplications, with the rows that fill up the last group of every block."""
+        s, t = self.s, self.t
+        last = self.tiles - (self.blocks - 1) * self.block
+        groups = (self.blocks - 1) * s.groups + math.ceil(last / s.rows)
+        depth = self.c_vectors * t.lanes
+        one = tile_cycles(t, s.rows, s.vectors, depth) * self.k_vectors / s.vectors
+        return groups * self.positions * one
+
+    @property
+    def weight_bytes(self) -> float:
+        return 4.0 * self.positions * self.c_vectors * self.k_vectors * self.t.lanes ** 2
+
+    def fused(self) -> float:
+        """Weights pass for every block; V and M stay in a core's caches if they fit."""
+        s, t = self.s, self.t
+        k_live = s.vectors if s.order == "channels" else self.k_vectors
+        live = 4.0 * self.block * self.positions * t.lanes * (self.c_vectors + k_live)
+        speed = NEAR if self.weight_bytes + live < t.l2 else FAR
+        weights = self.blocks * self.weight_bytes / speed
+        spilled = max(0.0, live - 0.75 * t.l2) / live
+        passes = self.k_vectors / s.vectors if s.order == "channels" else 2.0
+        v = 4.0 * self.tiles * self.positions * self.c_vectors * t.lanes
+        far = spilled * v * passes / FAR
+        cycles = self.transforms() + max(self.products(), weights) + 0.25 * weights + far
+        return seconds(t, cycles, self.p.bytes + self.weight_bytes, self.blocks)
+
+    def shared(self) -> float:
+        """Weights pass once a chunk; V and M travel through the last cache."""
+        t = self.t
+        weights = self.blocks * self.weight_bytes / FAR
+        moved = 8.0 * self.tiles * self.positions * t.lanes * (self.c_vectors + self.k_vectors)
+        cycles = self.transforms() + max(self.products(), weights) + moved / FAR
+        tasks = self.positions * self.s.k_parts
+        return seconds(t, cycles, self.p.bytes + self.weight_bytes, tasks, 3 * self.blocks)
+
+
+@lru_cache(maxsize=64)
+def _growth(m: int, taps: int) -> float:
+    return error_growth(matrices(m, taps), matrices(1, 1))
+
+
+@lru_cache(maxsize=64)
+def _operations(m: int, taps: int) -> tuple[int, int]:
+    """Operations of one input and of one output transform along an axis."""
+    programs = [straight_line(matrix) for matrix in (matrices(m, taps).BT, matrices(m, taps).AT)]
+    return len(programs[0].ops), len(programs[1].ops)
+
+
+@lru_cache(maxsize=4096)
+def _default(p: Problem, t: Target) -> Schedule:
+    """The cheapest of a few by the cost model; the tile, and so the bits, for any threads."""
+    algorithm, common = CpuWinograd(), t.with_(threads=2)
+    best = min((s for size in _tile_sizes(p) for s in _likely(p, common, *size, (2,))),
+               key=lambda s: algorithm.cost(p, common, s))
+    return min(_likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4)),
+               key=lambda s: algorithm.cost(p, t, s))
+
+
+def _tile_sizes(p: Problem) -> list[tuple[int, int]]:
+    """Tiles whose error stays near that of a direct sum; the smallest where none does."""
+    heights, widths = (_axis_sizes(taps, p.epilogue.pool) for taps in (p.r, p.s))
+    sizes = [(h, w) for h in heights for w in widths if h * w > 1]
+    growth = {(h, w): _growth(h, p.r) * _growth(w, p.s) for h, w in sizes}
+    safe = [size for size in sizes if growth[size] <= SAFE_GROWTH]
+    return safe or [min(sizes, key=lambda size: growth[size])]
+
+
+def _axis_sizes(taps: int, pool: int) -> list[int]:
+    """Outputs of a tile along an axis; one stands for no transform along it."""
+    return [m for m in SIZES if m % pool == 0 and (taps > 1 or m == pool)]
+
+
+def _likely(p: Problem, t: Target, tile_h: int, tile_w: int,
+            widths: tuple[int, ...]) -> list[Schedule]:
+    tiles = p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w)
+    streaming = p.k % t.lanes == 0 and p.output_bytes > 8e6  # else the next layer finds it cached
+    found = []
+    for vectors in sorted({min(width, math.ceil(p.k / t.lanes)) for width in widths}):
+        rows = max(r for r in ROWS if fits(t, r, vectors))
+        for order, wanted in (("channels", 28), ("channels", 56), ("positions", 28),
+                              ("positions", 56), ("positions", 112), ("shared", 200),
+                              ("shared", 400)):
+            rows_, groups = _even(max(1, tiles), wanted, rows)
+            parts = _parts(p, t, vectors) if order == "shared" else 1
+            found.append(Schedule(tile_h=tile_h, tile_w=tile_w, order=order, rows=rows_,
+                                  vectors=vectors, groups=groups, unroll=4, k_parts=parts,
+                                  streaming=streaming))
+    return found
+
+
+def _even(tiles: int, wanted: int, most_rows: int) -> tuple[int, int]:
+    """Rows and groups of a block near `wanted` tiles, so that blocks come out full."""
+    blocks = max(1, round(tiles / wanted))
+    block = math.ceil(tiles / blocks)
+    groups = next((g for g in GROUPS if g * most_rows >= block), GROUPS[-1])
+    rows = next(r for r in ROWS if r * groups >= min(block, most_rows * groups) or r == most_rows)
+    return rows, groups
+
+
+def _parts(p: Problem, t: Target, vectors: int) -> int:
+    blocks = math.ceil(p.k / (t.lanes * vectors))
+    return max(k for k in (1, 2, 4) if k == 1 or (k <= blocks and k <= t.threads))
