@@ -1,7 +1,11 @@
 """Single layers against torch's better layout, interleaved in one run.
 
     python benchmarks/layers.py vgg --batch 8 --algorithm cpu_direct
+    python benchmarks/layers.py vgg --batch 8 --relu
+    python benchmarks/layers.py vgg_pool --batch 8 --relu --pool 2
     python benchmarks/layers.py lenet --batch 1000
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 TILEWISE_ISA=avx2 \\
+        python benchmarks/layers.py vgg --batch 8 --relu
 
 Torch runs with huge pages (THP_MEM_ALLOC_ENABLE=1, set before it is imported), in both layouts.
 No speed is printed for a result that is wrong.
@@ -25,6 +29,7 @@ from tilewise.planner.measure import interleaved
 SUITES = {
     "vgg": ["c64h224w224k64", "c64h112w112k128", "c128h112w112k128", "c128h56w56k256",
             "c256h56w56k256", "c256h28w28k512", "c512h28w28k512", "c512h14w14k512"],
+    "vgg_pool": ["c64h224w224k64", "c128h112w112k128"],
     "vgg_first": ["c3h224w224k64"],
     "lenet": ["c1h86w86k4r7s7", "c4h40w40k16r7s7", "c1h70w70k12r5s5", "c12h33w33k24r5s5"],
     "wide_filters": ["c32h56w56k32r5s5p2", "c64h56w56k64r5s5p2", "c32h56w56k32r7s7p3",
@@ -54,11 +59,12 @@ def contenders(p, args):
 
     def torch_run(x, weight):
         y = F.conv2d(x, weight, bias, p.stride, padding, p.dilation, p.groups)
-        return y.relu_() if relu else y
+        y = y.relu_() if relu else y
+        return F.max_pool2d(y, args.pool) if args.pool > 1 else y
 
     def ours():
         return tilewise.conv2d(x_last, weight, bias, p.stride, padding, p.dilation, p.groups,
-                               activation=relu, algorithm=args.algorithm)
+                               activation=relu, pool=args.pool, algorithm=args.algorithm)
 
     return {"nchw": lambda: torch_run(x, weight), "nhwc": lambda: torch_run(x_last, weight_last),
             "tilewise": ours}, (x_last, weight, bias)
@@ -74,6 +80,8 @@ def gate(p, runs, operands):
     reference = F.conv2d(x[:1].double(), weight.double(), bias.double(), p.stride,
                          (p.padding[0], p.padding[2]), p.dilation, p.groups)
     reference = reference.relu() if p.epilogue.activation else reference
+    pool = p.epilogue.pool
+    reference = F.max_pool2d(reference, pool) if pool > 1 else reference
     theirs, ours = (rms_error(runs[name]()[:1], reference) for name in ("nhwc", "tilewise"))
     if not ours < 2e-5:
         raise SystemExit(f"{p}: rms error {ours:.1e}: no speed for a wrong result")
@@ -86,6 +94,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--algorithm")
     parser.add_argument("--relu", action="store_true")
+    parser.add_argument("--pool", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
@@ -96,7 +105,8 @@ def main() -> None:
     multiply_add, operations = peak.runner(target.isa, args.threads)
     ratios, shares = [], []
     for layer in SUITES[args.suite]:
-        p = problem(layer, args.batch, "+bias+relu" if args.relu else "+bias")
+        steps = "+bias" + "+relu" * args.relu + f"+pool{args.pool}" * (args.pool > 1)
+        p = problem(layer, args.batch, steps)
         runs, operands = contenders(p, args)
         theirs, ours = gate(p, runs, operands)
         times = interleaved([*runs.values(), multiply_add], rounds=args.rounds, sample=0.03,

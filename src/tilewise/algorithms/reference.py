@@ -14,7 +14,7 @@ class Reference(Algorithm):
     """Sums shifted inputs in float64; exact to the last rounding and slow."""
 
     name = "reference"
-    fuses = frozenset({"bias", "residual", "relu", "pool2"})
+    fuses = frozenset({"bias", "residual", "relu"})
     layouts = frozenset({"nhwc", "nchw"})
     takes = "tensors"
 
@@ -53,6 +53,6 @@ def convolve(p: Problem, x: Any, weight: Any, bias: Any = None, residual: Any = 
         y += bias.double()[:, None, None]
     if p.epilogue.residual:
         y += residual.double()
-    if p.epilogue.activation == "relu":
-        y = y.relu()
-    return torch.nn.functional.max_pool2d(y, 2) if p.epilogue.pool == 2 else y
+    if p.epilogue.activation:
+        y = getattr(torch.nn.functional, p.epilogue.activation)(y)
+    return torch.nn.functional.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y

@@ -12,7 +12,7 @@ from .errors import InvalidProblem
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 LAYOUTS = ("nhwc", "nchw")
 DIRECTIONS = ("forward", "backward_data", "backward_weight")
-ACTIVATIONS = (None, "relu")
+ACTIVATIONS = ("relu", "relu6", "leaky_relu", "silu", "gelu", "sigmoid", "tanh", "hardswish")
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,11 @@ class Epilogue:
     pool: int = 1
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise InvalidProblem(f"activation is {self.activation!r}, needs one of {ACTIVATIONS}")
-        if self.pool not in (1, 2):
-            raise InvalidProblem(f"pool is {self.pool}, needs 1 (none) or 2 (2x2, stride 2)")
+        if self.activation not in (None, *ACTIVATIONS):
+            raise InvalidProblem(f"activation is {self.activation!r}, needs None or one of "
+                                 f"{', '.join(ACTIVATIONS)}")
+        if self.pool < 1:
+            raise InvalidProblem(f"pool is {self.pool}, needs 1 (none) or more (2: 2x2, stride 2)")
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -47,12 +48,14 @@ class Epilogue:
     @classmethod
     def of(cls, steps: tuple[str, ...]) -> Epilogue:
         """The epilogue with these steps; the inverse of `steps`."""
-        unknown = set(steps) - {"bias", "residual", "relu", "pool2"}
-        if unknown or len(set(steps)) != len(steps):
-            raise InvalidProblem(f"epilogue steps are {steps}, need distinct ones of "
-                                 "bias, residual, relu, pool2")
-        return cls("bias" in steps, "residual" in steps, "relu" if "relu" in steps else None,
-                   2 if "pool2" in steps else 1)
+        activation = next((step for step in steps if step in ACTIVATIONS), None)
+        pools = [int(step[4:]) for step in steps if re.fullmatch(r"pool\d+", step)]
+        found = cls("bias" in steps, "residual" in steps, activation, pools[0] if pools else 1)
+        if found.steps != tuple(steps):
+            raise InvalidProblem(f"epilogue steps are {', '.join(steps)}, need some of bias, "
+                                 f"residual, an activation ({', '.join(ACTIVATIONS)}) and pool2, "
+                                 "in this order")
+        return found
 
     def split(self, fusable: frozenset[str]) -> tuple[Epilogue, tuple[str, ...]]:
         """The longest prefix made of fusable steps, and the steps that are left over."""
@@ -110,7 +113,8 @@ class Problem:
             yield (f"the dilated filter ({self.span_h}x{self.span_w}) does not fit into the padded "
                    f"input ({self.padded_h}x{self.padded_w})")
         if self.epilogue.pool > 1 and min(self.out_h, self.out_w) < 1:
-            yield f"pool is 2, needs an output of at least 2x2, found {self.conv_h}x{self.conv_w}"
+            yield (f"pool is {self.epilogue.pool}, needs an output at least as large, found "
+                   f"{self.conv_h}x{self.conv_w}")
 
     @property
     def padded_h(self) -> int:

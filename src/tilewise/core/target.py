@@ -59,8 +59,8 @@ class Target:
 
     @staticmethod
     def host(isa: str | None = None, threads: int | None = None) -> Target:
-        """This machine, or a narrower view of it."""
-        return _host(isa, threads or os.cpu_count() or 1)
+        """This machine, or a narrower view of it; TILEWISE_ISA narrows it for a whole process."""
+        return _host(isa or os.environ.get("TILEWISE_ISA"), threads or os.cpu_count() or 1)
 
 
 def _cache_bytes(level: int, default: int) -> int:

@@ -23,36 +23,56 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
            stride: int | Sequence[int] = 1, padding: int | str | Sequence[int] = 0,
            dilation: int | Sequence[int] = 1, groups: int = 1, *,
-           activation: str | None = None, residual: Tensor | None = None,
+           activation: str | None = None, residual: Tensor | None = None, pool: int = 1,
            algorithm: str | None = None) -> Tensor:
-    """`torch.nn.functional.conv2d`, then `+ residual`, then the activation, in one call.
+    """`torch.nn.functional.conv2d`, then what often follows it, in one call.
 
-    `padding` may also be (top, bottom, left, right). `algorithm` names one of
-    `tilewise.algorithms()` instead of letting the planner choose.
+    That is: `+ residual`, then the activation (relu and the like), then max-pooling over
+    `pool` x `pool` windows. `padding` may also be (top, bottom, left, right). `algorithm` names
+    one of `tilewise.algorithms()` instead of letting the planner choose.
 
     >>> x, weight = torch.randn(1, 8, 16, 16), torch.randn(4, 8, 3, 3)
-    >>> conv2d(x, weight, padding=1, activation="relu").shape
-    torch.Size([1, 4, 16, 16])
+    >>> conv2d(x, weight, padding=1, activation="relu", pool=2).shape
+    torch.Size([1, 4, 8, 8])
     """
     if x.dim() == 3:
         extra = None if residual is None else residual.unsqueeze(0)
         return conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups,
-                      activation=activation, residual=extra, algorithm=algorithm).squeeze(0)
-    _check(x, weight, bias, activation)
+                      activation=activation, residual=extra, pool=pool,
+                      algorithm=algorithm).squeeze(0)
+    _check(x, weight, bias, activation, pool)
     steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
     sides = _padding(padding, weight, steps, dilations)
-    return _OP(x, weight, bias, residual, steps, sides, dilations, groups, activation, algorithm)
+    own = _with_own_gradient(activation, pool, x, weight, bias, residual)
+    y = _OP(x, weight, bias, residual, steps, sides, dilations, groups,
+            *(own or (activation, pool)), algorithm)
+    return y if own is None else _then(y, activation if own[0] is None else None, pool)
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> None:
+def _with_own_gradient(activation: str | None, pool: int,
+                       *operands: Tensor | None) -> tuple[str | None, int] | None:
+    """The part of the epilogue to fuse where a gradient is asked for that only torch has."""
+    if activation in (None, "relu") and pool == 1:
+        return None
+    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in operands):
+        return None
+    return ("relu" if activation == "relu" else None), 1
+
+
+def _then(y: Tensor, activation: str | None, pool: int) -> Tensor:
+    y = y if activation is None else getattr(F, activation)(y)
+    return y if pool == 1 else F.max_pool2d(y, pool)
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
+           pool: int) -> None:
     if x.dim() != 4:
         raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, H, W) or (C, H, W)")
     if weight.dim() != 4:
         raise InvalidProblem(f"weight has shape {tuple(weight.shape)}, needs (K, C/groups, R, S)")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InvalidProblem(f"bias has shape {tuple(bias.shape)}, needs ({weight.shape[0]},)")
-    if activation not in (None, "relu"):
-        raise InvalidProblem(f"activation is {activation!r}, needs None or 'relu'")
+    Epilogue(activation=activation, pool=pool)  # says what is wrong with either
 
 
 def _pair(value: int | Sequence[int], name: str) -> list[int]:
@@ -89,14 +109,14 @@ def _named_padding(padding: str, weight: Tensor, stride: list[int],
 
 def is_channels_last(tensor: Tensor) -> bool:
     """Whether torch takes a tensor for channels-last: strides that grow over C, W, H, N."""
-    (n, c, h, w), (image, channel, row, column) = tensor.shape, tensor.stride()
+    (_, c, h, w), (image, channel, row, column) = tensor.shape, tensor.stride()
     grow = channel > 0 and column >= c * channel and row >= w * column and image >= h * row
-    return bool(grow and h * row != channel and min(n, c, h, w) > 0)
+    return bool(grow and h * row != channel and 0 not in tensor.shape)
 
 
 def problem_of(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-               groups: int, activation: str | None) -> Problem:
+               groups: int, activation: str | None, pool: int = 1) -> Problem:
     """The problem that a call asks for."""
     if x.shape[1] != weight.shape[1] * groups:
         raise InvalidProblem(f"input has {x.shape[1]} channels, needs {weight.shape[1] * groups} "
@@ -109,7 +129,7 @@ def problem_of(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     p = Problem(x.shape[0], x.shape[1], x.shape[2], x.shape[3], weight.shape[0], weight.shape[2],
                 weight.shape[3], (down, across), (top, bottom, left, right), (dh, dw), groups,
                 NAMES.get(x.dtype, str(x.dtype)), layout,
-                epilogue=Epilogue(bias is not None, residual is not None, activation))
+                epilogue=Epilogue(bias is not None, residual is not None, activation, pool))
     shape = (p.n, p.k, p.conv_h, p.conv_w)
     if residual is not None and residual.shape != shape:
         raise InvalidProblem(f"residual has shape {tuple(residual.shape)}, needs {shape}")
@@ -129,13 +149,14 @@ def _signature(tensor: Tensor | None) -> object:
 
 def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
             stride: list[int], padding: list[int], dilation: list[int], groups: int,
-            activation: str | None, algorithm: str | None) -> Tensor:
+            activation: str | None, pool: int, algorithm: str | None) -> Tensor:
     key = (_signature(x), _signature(weight), bias is None or bias.dtype,
            residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
-           groups, activation, algorithm, torch.get_num_threads(), x.device)
+           groups, activation, pool, algorithm, torch.get_num_threads(), x.device)
     executable = ENGINE.executables.get(key)
     if executable is None:
-        p = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, activation)
+        p = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, activation,
+                       pool)
         plan = ENGINE.planner.plan(p, target_of(x), algorithm=algorithm)
         executable = ENGINE.executables.put(key, ENGINE.build(plan))
     return executable(x, prepared(weight, executable), bias, residual)
@@ -143,19 +164,20 @@ def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
           stride: list[int], padding: list[int], dilation: list[int], groups: int,
-          activation: str | None, algorithm: str | None) -> Tensor:
+          activation: str | None, pool: int, algorithm: str | None) -> Tensor:
     """Shape and strides of the result, without computing it."""
     top, bottom, left, right = padding
     n, k = x.shape[0], weight.shape[0]
     h = (x.shape[2] + top + bottom - dilation[0] * (weight.shape[2] - 1) - 1) // stride[0] + 1
     w = (x.shape[3] + left + right - dilation[1] * (weight.shape[3] - 1) - 1) // stride[1] + 1
+    h, w = h // pool, w // pool
     if is_channels_last(x) or is_channels_last(weight):
         return x.new_empty((n, h, w, k)).permute(0, 3, 1, 2)
     return x.new_empty((n, k, h, w))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, residual, stride, padding, dilation, groups, activation, _ = inputs
+    x, weight, bias, residual, stride, padding, dilation, groups, activation, *_ = inputs
     ctx.save_for_backward(x, weight, output if activation == "relu" else None)
     ctx.options = (stride, padding, dilation, groups, None if bias is None else bias.shape)
     ctx.has_residual = residual is not None
@@ -175,14 +197,14 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (0, 0), groups, ctx.needs_input_grad[:3])
     if dx is not None and not even:
         dx = dx[..., top:top + x.shape[2], left:left + x.shape[3]]
-    return dx, dw, db, grad if ctx.has_residual else None, *[None] * 6
+    return dx, dw, db, grad if ctx.has_residual else None, *[None] * 7
 
 
 # defined at this level and not by custom_op: a third of the time of a call
 _LIBRARY = torch.library.Library("tilewise", "DEF")
 _LIBRARY.define("conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
                 "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, "
-                "str? algorithm) -> Tensor")
+                "int pool, str? algorithm) -> Tensor")
 _LIBRARY.impl("conv2d", _conv2d, "CompositeExplicitAutograd")
 torch.library.register_fake("tilewise::conv2d", _fake, lib=_LIBRARY)
 torch.library.register_autograd("tilewise::conv2d", _backward, setup_context=_save, lib=_LIBRARY)

@@ -119,7 +119,7 @@ def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
 def _passes(plan: Plan) -> float:
     """Seconds of the passes before and after the kernel."""
     p, inner, t = plan.problem, plan.inner, plan.target
-    moved = {"residual": 3 * inner.output_bytes, "relu": 2 * inner.output_bytes,
-             "pool2": inner.output_bytes + p.output_bytes}
-    total = sum(CALL + traffic(t, moved.get(step, 2 * p.output_bytes)) for step in plan.after)
+    written = inner.output_bytes  # an upper bound once it has been pooled
+    moved = {"residual": 3 * written, "to_" + p.layout: 2 * p.output_bytes}
+    total = sum(CALL + traffic(t, moved.get(step, 2 * written)) for step in plan.after)
     return total + sum(CALL + traffic(t, 2 * p.input_bytes) for _ in plan.before)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ..core.algorithm import Algorithm
 from ..core.plan import Plan
-from ..core.problem import Problem
+from ..core.problem import ACTIVATIONS, Problem
 from ..kernels.cpu import memory
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
@@ -28,7 +28,7 @@ class Executable:
         wrap = self._with_tensors if algorithm.takes == "tensors" else self._with_addresses
         self._run = wrap(built)
         self._layout = LAYOUTS[p.layout]
-        self._after = tuple(STEPS[step] for step in plan.after)
+        self._after = tuple(_step(name) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size
         self.weight_key = (algorithm.name, t.isa, s, p.layout, p.c, p.k, p.r, p.s, p.groups)
 
@@ -51,12 +51,11 @@ class Executable:
         return y
 
     def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        p, layout = self.plan.inner, LAYOUTS[self.plan.inner.layout]
-        strides = _empty_output(p.with_(n=1))().stride()
+        p = self.plan.inner
+        layout, strides = LAYOUTS[p.layout], _strides(p)
 
         def run(*operands: Any) -> Tensor:
             y = call(*operands).contiguous(memory_format=layout)
-            # a size of one leaves strides open that torch takes for a layout
             return y if y.stride() == strides else y.as_strided(y.shape, strides)
 
         return run
@@ -82,15 +81,29 @@ def _empty_output(p: Problem) -> Callable[[], Tensor]:
     return lambda: memory.empty(p.n, p.k, p.out_h, p.out_w)
 
 
+def _strides(p: Problem) -> tuple[int, ...]:
+    """Of the output, also where a size of one would allow others."""
+    h, w, k = p.out_h, p.out_w, p.k
+    return (h * w * k, 1, w * k, k) if p.layout == "nhwc" else (k * h * w, h * w, w, 1)
+
+
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def _step(name: str) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """A pass after the kernel, by its name."""
+    if name.startswith("pool"):
+        return lambda y, residual: F.max_pool2d(y, int(name[4:]))
+    if name in ACTIVATIONS and name not in STEPS:
+        function = getattr(F, name)
+        return lambda y, residual: function(y)
+    return STEPS[name]
+
+
 STEPS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
-    "bias": lambda y, residual: y,  # every kernel adds the bias itself
     "residual": lambda y, residual: y.add_(residual),
     "relu": lambda y, residual: y.relu_(),
-    "pool2": lambda y, residual: F.max_pool2d(y, 2),
     # copies, since a size of one would let contiguous() keep the strides of the other layout
     "to_nchw": lambda y, residual: memory.keep(y),
     "to_nhwc": lambda y, residual: memory.keep(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
