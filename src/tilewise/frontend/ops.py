@@ -76,7 +76,9 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
 
 
 def _pair(value: int | Sequence[int], name: str) -> list[int]:
-    values = list(value) if isinstance(value, Sequence) else [value]
+    if isinstance(value, int):
+        return [value, value]
+    values = list(value) if isinstance(value, Sequence) else [value]  # of numpy, perhaps
     if len(values) == 1:
         return values * 2
     if len(values) != 2:
