@@ -48,7 +48,7 @@ MUST_ACCEPT = {
                       "n3c5h7w1k9r1s1_f32_forward+bias+residual"),
     "cpu_winograd": ("n8c64h224w224k64r3s3p1_f32_forward+bias+relu+pool2",
                      "n1c512h14w14k512r3s3p1_f32_forward+bias+residual+relu",
-                     "n1c1h4w4k1r2s5_f32_forward"),
+                     "n1c1h4w9k1r2s5_f32_forward"),
     "cpu_depthwise": ("n1c32h112w112k32r3s3p1g32_f32_forward+bias+relu",
                       "n1c96h56w56k96r5s5u2p2g96_f32_forward",
                       "n2c1h9w17k1r11s11p20d3_f32_forward+bias+residual"),
@@ -61,6 +61,7 @@ LARGER = ("n2c64h28w28k70r3s3p1_f32_forward+bias+relu",
           "n2c200h30w30k100r1s1_f32_forward",
           "n2c64h57w57k64r3s3p1g16_f32_forward",
           "n2c60h57w57k60r3s3p1g60_f32_forward+relu")
+REPEATED = {"cpu_direct": 9}  # two schedules, where four divides the channels of a group
 
 
 # in processes of their own: a kernel may crash
@@ -157,12 +158,10 @@ def _run_repeatedly(name: str, target: Target) -> dict[str, Any]:
 
 
 def _default_and_split(algorithm: Any, p: Problem, target: Target) -> list[Any]:
+    """The default, and where sums can be split over tasks, a split one."""
     s = algorithm.default(p, target)
-    if "split" not in s:
-        return [s]
     split = s.with_(split=4)
-    assert split in algorithm.space(p, target)
-    return [s.with_(split=1), split]
+    return [s, split] if split in algorithm.space(p, target) and split != s else [s]
 
 
 def read_beside(side: str, offset: int) -> float:
@@ -254,7 +253,7 @@ def test_schedules_of_a_space(jobs: Jobs, row: str) -> None:
 def test_runs_are_equal_on_any_number_of_threads(jobs: Jobs, row: str) -> None:
     for name, result in jobs.result("run_repeatedly", row).items():
         assert result["failures"] == []
-        assert result["ran"] >= 1, name
+        assert result["ran"] >= REPEATED.get(name, 1), name
 
 
 @pytest.mark.parametrize("name, problem", [(name, problem) for name, problems

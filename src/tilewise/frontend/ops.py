@@ -86,7 +86,7 @@ def _pair(value: int | Sequence[int], name: str) -> list[int]:
     return values
 
 
-def _padding(padding: int | str | Sequence[int], weight: Tensor, stride: list[int],
+def _padding(padding: Any, weight: Tensor, stride: list[int],
              dilation: list[int]) -> list[int]:
     """As (top, bottom, left, right)."""
     if isinstance(padding, str):

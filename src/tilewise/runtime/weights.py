@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..core.lru import Lru
 from .executable import Executable
@@ -18,17 +19,30 @@ class _Prepared:
 
     def __init__(self, source: Tensor, value: Any, forget: Any) -> None:
         self.source = weakref.ref(source, forget)
-        self.version, self.address, self.value = source._version, source.data_ptr(), value
+        self.state, self.value = _state(source), value
 
     def is_of(self, weight: Any) -> bool:
         alive = self.source() is weight  # an id can be given again
-        return bool(alive and self.version == weight._version
-                    and self.address == weight.data_ptr())
+        return alive and self.state == _state(weight)
+
+
+def _state(weight: Tensor) -> tuple[int, ...]:
+    """What changes when a weight does; fused optimizers tell no version counter."""
+    return weight._version, weight.data_ptr(), _steps
+
+
+def _count_step(*_: object) -> None:
+    global _steps
+    _steps += 1
+
+
+_steps = 0  # of all optimizers
+register_optimizer_step_post_hook(_count_step)
 
 
 def _bytes(entry: _Prepared) -> int:
     value = entry.value
-    shares = isinstance(value, Tensor) and value.data_ptr() == entry.address
+    shares = isinstance(value, Tensor) and value.data_ptr() == entry.state[1]
     return 0 if shares or not isinstance(value, Tensor) else value.numel() * value.element_size()
 
 

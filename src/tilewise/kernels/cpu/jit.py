@@ -9,15 +9,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
-import os
-import stat
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 import llvmlite
 import llvmlite.binding as llvm
 
+from ...core.files import cache_directory, is_private, write_atomically
 from ...core.isa import Isa
 from ...core.locks import fork_safe_lock
 from .emit import Module
@@ -115,24 +115,9 @@ def _origin() -> str:
     return digest.hexdigest()
 
 
-def cache_directory() -> Path:
-    """Where objects live: TILEWISE_CACHE_DIR, else the user's cache directory."""
-    chosen = os.environ.get("TILEWISE_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "tilewise"
-
-
-def _is_ours(status: os.stat_result) -> bool:
-    """Owned by this user and not writable by any other: else it could be anyone's code."""
-    others = stat.S_IWGRP | stat.S_IWOTH
-    return status.st_uid == os.getuid() and not status.st_mode & others
-
-
 def _read(path: Path) -> bytes | None:
     try:
-        if not _is_ours(path.parent.stat()) or not _is_ours(path.lstat()):
+        if not is_private(path):  # else it could be anyone's code
             return None
         content = path.read_bytes()
     except OSError:
@@ -142,15 +127,6 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, image: bytes) -> None:
-    """Atomically, and silently not at all where the disk refuses: a cache is no duty."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(path.parent.stat()):
-            return
-        temporary = path.with_suffix(f".{os.getpid()}.{next(_serial)}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(hashlib.sha256(image).digest() + image)
-        os.replace(temporary, path)
-    except OSError:
-        return
+    """Silently not at all where the disk refuses: a cache is no duty."""
+    with suppress(OSError):
+        write_atomically(path, hashlib.sha256(image).digest() + image)

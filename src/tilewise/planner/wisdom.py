@@ -1,0 +1,134 @@
+"""Plans that outlive the process: readable, mergeable, validated one by one.
+
+A corrupt, foreign or stale file costs a warning and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.files import cache_directory, is_private, locked, write_atomically
+from ..core.plan import Plan
+from ..core.problem import Problem
+from ..core.schedule import Schedule
+from ..core.target import Target
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was decided for a problem on a machine, and by which versions."""
+
+    algorithm: str
+    version: int
+    schedule: Schedule
+    seconds: float
+    versions: tuple[tuple[str, str], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"algorithm": self.algorithm, "version": self.version,
+                "schedule": dict(self.schedule), "seconds": self.seconds,
+                "versions": dict(self.versions)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Entry:
+        return Entry(str(data["algorithm"]), int(data["version"]), Schedule(**data["schedule"]),
+                     float(data["seconds"]), tuple(sorted(data["versions"].items())))
+
+
+def key(p: Problem, t: Target) -> str:
+    """Problem and machine; the batch in powers of two, since no kernel compiles it in."""
+    bucket = 1 << max(0, p.n - 1).bit_length() if p.n else 0
+    return f"{p.with_(n=bucket, frozen=False)} on {t} l2={t.l2 >> 10}k"
+
+
+class Wisdom:
+    """Entries by key, in memory; `load` and `save` move them from and to files."""
+
+    def __init__(self, versions: Mapping[str, str] | None = None) -> None:
+        self.versions = tuple(sorted((versions or {}).items()))
+        self.entries: dict[str, Entry] = {}
+
+    def find(self, p: Problem, t: Target) -> Entry | None:
+        """What is known of a problem, if the versions are still those that learned it."""
+        entry = self.entries.get(key(p, t))
+        return entry if entry and entry.versions == self.versions else None
+
+    def record(self, plan: Plan) -> None:
+        self.entries[key(plan.problem, plan.target)] = Entry(
+            plan.algorithm, plan.version, plan.schedule, plan.seconds, self.versions)
+
+    def merge(self, other: Wisdom) -> None:
+        """Take what is new; of two entries of the same versions the faster stays."""
+        for name, entry in other.entries.items():
+            mine = self.entries.get(name)
+            stale = mine is not None and mine.versions != self.versions
+            if mine is None or stale or (entry.versions == mine.versions
+                                         and entry.seconds < mine.seconds):
+                self.entries[name] = entry
+
+    def forget(self) -> None:
+        self.entries.clear()
+
+    def to_json(self) -> str:
+        entries = {name: entry.to_json() for name, entry in sorted(self.entries.items())}
+        return json.dumps({"format": FORMAT, "entries": entries}, indent=1) + "\n"
+
+    def load(self, path: Path) -> int:
+        """Merge a file; returns how many entries it had. Never raises for what is in it."""
+        try:
+            private = is_private(path)
+            text = path.read_text() if private else ""
+        except (OSError, UnicodeDecodeError) as problem:
+            if not isinstance(problem, FileNotFoundError):
+                warnings.warn(f"wisdom {path} cannot be read: {problem}", stacklevel=2)
+            return 0
+        if not private:
+            warnings.warn(f"wisdom {path} is ignored: it, or its directory, can be written by "
+                          "others; needs to be the user's own (chmod go-w)", stacklevel=2)
+            return 0
+        found = _parse(text, path)
+        self.merge(found)
+        return len(found.entries)
+
+    def save(self, path: Path) -> None:
+        """Add the entries to a file, whatever other processes add meanwhile."""
+        with locked(path):
+            joined = Wisdom(dict(self.versions))
+            joined.load(path)
+            joined.merge(self)
+            write_atomically(path, joined.to_json().encode())
+
+
+def default_path() -> Path:
+    """The user's own wisdom."""
+    return cache_directory() / "wisdom.json"
+
+
+def _parse(text: str, path: Path) -> Wisdom:
+    """The entries of a file; what is not an entry is left out and counted."""
+    found, wrong = Wisdom(), 0
+    try:
+        data = json.loads(text)
+        if data["format"] != FORMAT:
+            raise ValueError(data["format"])
+        items = list(data["entries"].items())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        warnings.warn(f"wisdom {path} is ignored: it is not a wisdom file of format {FORMAT}",
+                      stacklevel=3)
+        return found
+    for name, entry in items:
+        try:
+            found.entries[name] = Entry.from_json(entry)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            wrong += 1
+    if wrong:
+        warnings.warn(f"wisdom {path}: {wrong} of {len(items)} entries are left out, they cannot "
+                      "be read", stacklevel=3)
+    return found
