@@ -17,6 +17,7 @@ class Vendor(Algorithm):
     name = "vendor"
     fuses = frozenset({"bias"})
     layouts = frozenset({"nhwc", "nchw"})
+    baseline = True
     takes = "tensors"
 
     def reject(self, p: Problem, t: Target) -> list[str]:

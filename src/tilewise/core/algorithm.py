@@ -22,6 +22,7 @@ class Algorithm:
     version: int = 1  # bump when code, or the meaning of a tunable, changes
     fuses: frozenset[str] = frozenset()  # epilogue steps done inside the kernel
     layouts: frozenset[str] = frozenset({"nhwc"})  # what the kernel reads and writes
+    baseline: bool = False  # what runs where nothing better is known
     takes: str = "addresses"  # or "tensors": what the built function is called with
     exact_on_integers: bool = True  # sums products of the inputs themselves, nothing scaled
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,10 @@ def cache_directory() -> Path:
     chosen = os.environ.get("TILEWISE_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tilewise"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if base.startswith("~"):  # a user without a home
+        return Path(tempfile.gettempdir()) / f"tilewise-{os.getuid()}"
+    return Path(base) / "tilewise"
 
 
 def is_private(path: Path) -> bool:

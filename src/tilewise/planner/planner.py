@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic
-from ..core.errors import InvalidSchedule, NoAlgorithm, UnknownAlgorithm
+from ..core.errors import InvalidSchedule, NoAlgorithm, TilewiseError, UnknownAlgorithm
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 from .measure import interleaved
+from .search import EFFORTS, shortlist
+from .wisdom import Wisdom
 
 Start = Callable[[Plan], Callable[[], object]]  # makes a plan ready to be timed
 
@@ -27,10 +29,12 @@ class Candidate:
 
 
 class Planner:
-    """Holds the algorithms; plans are data."""
+    """Holds the algorithms and what was learned of them; plans are data."""
 
-    def __init__(self, algorithms: Sequence[Algorithm], start: Start | None = None) -> None:
+    def __init__(self, algorithms: Sequence[Algorithm], start: Start | None = None,
+                 wisdom: Wisdom | None = None) -> None:
         self.algorithms, self._start = algorithms, start
+        self.wisdom = Wisdom() if wisdom is None else wisdom
 
     def algorithm(self, name: str) -> Algorithm:
         for algorithm in self.algorithms:
@@ -44,6 +48,60 @@ class Planner:
         answers = [self._candidate(algorithm, p, t, max_error) for algorithm in self.algorithms]
         return sorted(answers, key=lambda answer: self._rank(answer, p, t))
 
+    def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,
+             schedule: Schedule | None = None, max_error: float | None = None) -> Plan:
+        """The best plan; with `algorithm`, that algorithm's."""
+        if effort not in EFFORTS:
+            raise TilewiseError(f"effort is {effort!r}, needs one of {', '.join(EFFORTS)}")
+        if algorithm is not None:
+            return self._asked_for(p, t, self.algorithm(algorithm), schedule)
+        known = self._remembered(p, t, max_error)
+        if known is not None and effort != "exhaustive":
+            return known
+        answers = self.candidates(p, t, max_error)
+        plans = [answer.plan for answer in answers if answer.plan]
+        if not plans:
+            raise NoAlgorithm(p, t, {answer.algorithm: answer.reasons for answer in answers})
+        if effort == "wisdom_only":
+            return next((plan for plan in plans if self._is_baseline(plan)), plans[0])
+        return plans[0] if effort == "estimate" else self._learned(plans, effort)
+
+    def measure(self, plans: Sequence[Plan]) -> list[Plan]:
+        """The plans with their measured times, the fastest first; hopeless ones are left out."""
+        if self._start is None:
+            raise TilewiseError("effort is 'measure', needs a planner that can run plans")
+        least = min(plan.seconds for plan in plans)
+        worth = [plan for plan in plans if plan.seconds < 20 * least or self._is_baseline(plan)]
+        times = interleaved([self._start(plan) for plan in worth])
+        timed = [replace(plan, seconds=time.minimum, source="measured")
+                 for plan, time in zip(worth, times, strict=True)]
+        return sorted(timed, key=lambda plan: plan.seconds)
+
+    def _learned(self, plans: Sequence[Plan], effort: str) -> Plan:
+        """The fastest by measurement, and remembered."""
+        tried = [_plan(algorithm, plan.problem, plan.target, plan.inner, schedule)
+                 for plan in plans for algorithm in [self.algorithm(plan.algorithm)]
+                 for schedule in shortlist(algorithm, plan.inner, plan.target, effort)]
+        best = self.measure(tried)[0] if len(tried) > 1 else tried[0]
+        self.wisdom.record(best)
+        return best
+
+    def _remembered(self, p: Problem, t: Target, max_error: float | None) -> Plan | None:
+        """What wisdom says, if its algorithm still stands by it."""
+        entry = self.wisdom.find(p, t)
+        algorithm = next((a for a in self.algorithms if entry and a.name == entry.algorithm), None)
+        if entry is None or algorithm is None or algorithm.version != entry.version:
+            return None
+        inner = inner_problem(algorithm, p)
+        if algorithm.reject(inner, t) or not _is_legal(algorithm, inner, t, entry.schedule):
+            return None
+        plan = replace(_plan(algorithm, p, t, inner, entry.schedule), seconds=entry.seconds,
+                       source="wisdom")
+        return plan if max_error is None or plan.error <= max_error else None
+
+    def _is_baseline(self, plan: Plan) -> bool:
+        return self.algorithm(plan.algorithm).baseline
+
     def _rank(self, answer: Candidate, p: Problem, t: Target) -> float:
         """Seconds on two threads, whatever the number: one algorithm, and so the same bits."""
         if answer.plan is None:
@@ -54,36 +112,13 @@ class Planner:
         algorithm = self.algorithm(answer.algorithm)
         return _plan(algorithm, p, common, answer.plan.inner, None).seconds
 
-    def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,
-             schedule: Schedule | None = None, max_error: float | None = None) -> Plan:
-        """The best plan; with `algorithm`, that algorithm's."""
-        if algorithm is not None:
-            return self._asked_for(p, t, self.algorithm(algorithm), schedule)
-        answers = self.candidates(p, t, max_error)
-        plans = [answer.plan for answer in answers if answer.plan]
-        if not plans:
-            raise NoAlgorithm(p, t, {answer.algorithm: answer.reasons for answer in answers})
-        if effort == "measure" and len(plans) > 1:
-            return self.measure(plans)[0]
-        return plans[0]
-
-    def measure(self, plans: Sequence[Plan]) -> list[Plan]:
-        """The plans with their measured times, the fastest first."""
-        if self._start is None:
-            raise InvalidSchedule("effort is 'measure', needs a planner that can run plans")
-        shortlist = [plan for plan in plans if plan.seconds < 20 * plans[0].seconds]
-        times = interleaved([self._start(plan) for plan in shortlist])
-        timed = [replace(plan, seconds=time.minimum, source="measured")
-                 for plan, time in zip(shortlist, times, strict=True)]
-        return sorted(timed, key=lambda plan: plan.seconds)
-
     def _asked_for(self, p: Problem, t: Target, algorithm: Algorithm,
                    schedule: Schedule | None) -> Plan:
         inner = inner_problem(algorithm, p)
         reasons = algorithm.reject(inner, t)
         if reasons:
             raise NoAlgorithm(p, t, {algorithm.name: reasons})
-        if schedule is not None and schedule not in algorithm.space(inner, t):
+        if schedule is not None and not _is_legal(algorithm, inner, t, schedule):
             raise InvalidSchedule(f"schedule {schedule} is not in the space of {algorithm.name} "
                                   f"for {inner}; algorithm.space(problem, target) lists it")
         return _plan(algorithm, p, t, inner, schedule)
@@ -95,7 +130,8 @@ class Planner:
         if reasons:
             return Candidate(algorithm.name, None, tuple(reasons))
         plan = _plan(algorithm, p, t, inner, None)
-        if max_error is not None and plan.error > max_error:
+        # the baseline's error is what the caller would get anyway
+        if max_error is not None and plan.error > max_error and not algorithm.baseline:
             why = f"error is up to {plan.error:.1e}, needs at most {max_error:.1e}"
             return Candidate(algorithm.name, None, (why,))
         return Candidate(algorithm.name, plan)
@@ -105,6 +141,10 @@ def inner_problem(algorithm: Algorithm, p: Problem) -> Problem:
     """What the kernel itself is asked for: its layout, and the steps it can fuse."""
     layout = p.layout if p.layout in algorithm.layouts else sorted(algorithm.layouts)[0]
     return p.with_(layout=layout, epilogue=p.epilogue.split(algorithm.fuses)[0])
+
+
+def _is_legal(algorithm: Algorithm, inner: Problem, t: Target, schedule: Schedule) -> bool:
+    return schedule in algorithm.space(inner, t)
 
 
 def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,

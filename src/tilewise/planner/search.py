@@ -20,7 +20,8 @@ def shortlist(algorithm: Algorithm, p: Problem, t: Target, effort: str) -> list[
     if drawn == 0 or not algorithm.space(p, t).tunables:
         return [default]
     space, rng = algorithm.space(p, t), random.Random(0)
-    others = {space.sample(rng, default) for _ in range(drawn)} | set(_neighbours(algorithm, p, t, default))
+    others = {space.sample(rng, default) for _ in range(drawn)}
+    others |= set(_neighbours(algorithm, p, t, default))
     ranked = sorted(others - {default}, key=lambda s: (algorithm.cost(p, t, s), s.to_json()))
     return [default, *ranked[:kept - 1]]
 
