@@ -24,12 +24,13 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
            stride: int | Sequence[int] = 1, padding: int | str | Sequence[int] = 0,
            dilation: int | Sequence[int] = 1, groups: int = 1, *,
            activation: str | None = None, residual: Tensor | None = None, pool: int = 1,
-           algorithm: str | None = None) -> Tensor:
+           algorithm: str | None = None, max_error: float | None = None) -> Tensor:
     """`torch.nn.functional.conv2d`, then what often follows it, in one call.
 
     That is: `+ residual`, then the activation (relu and the like), then max-pooling over
     `pool` x `pool` windows. `padding` may also be (top, bottom, left, right). `algorithm` names
-    one of `tilewise.algorithms()` instead of letting the planner choose.
+    one of `tilewise.algorithms()` instead of letting the planner choose; `max_error` bounds the
+    relative rms error instead of `torch.set_float32_matmul_precision`.
 
     >>> x, weight = torch.randn(1, 8, 16, 16), torch.randn(4, 8, 3, 3)
     >>> conv2d(x, weight, padding=1, activation="relu", pool=2).shape
@@ -39,13 +40,13 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
         extra = None if residual is None else residual.unsqueeze(0)
         return conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups,
                       activation=activation, residual=extra, pool=pool,
-                      algorithm=algorithm).squeeze(0)
+                      algorithm=algorithm, max_error=max_error).squeeze(0)
     _check(x, weight, bias, activation, pool)
     steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
     sides = _padding(padding, weight, steps, dilations)
     own = _with_own_gradient(activation, pool, x, weight, bias, residual)
     y = _OP(x, weight, bias, residual, steps, sides, dilations, groups,
-            *(own or (activation, pool)), algorithm)
+            *(own or (activation, pool)), algorithm, max_error)
     return y if own is None else _then(y, activation if own[0] is None else None, pool)
 
 
@@ -151,22 +152,25 @@ def _signature(tensor: Tensor | None) -> object:
 
 def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
             stride: list[int], padding: list[int], dilation: list[int], groups: int,
-            activation: str | None, pool: int, algorithm: str | None) -> Tensor:
+            activation: str | None, pool: int, algorithm: str | None,
+            max_error: float | None) -> Tensor:
     key = (_signature(x), _signature(weight), bias is None or bias.dtype,
            residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
-           groups, activation, pool, algorithm, torch.get_num_threads(), x.device)
+           groups, activation, pool, algorithm, torch.get_num_threads(), x.device,
+           max_error or torch.get_float32_matmul_precision())
     executable = ENGINE.executables.get(key)
     if executable is None:
         p = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, activation,
                        pool)
-        plan = ENGINE.planner.plan(p, target_of(x), algorithm=algorithm)
+        plan = ENGINE.plan(p, target_of(x), algorithm=algorithm, max_error=max_error)
         executable = ENGINE.executables.put(key, ENGINE.build(plan))
     return executable(x, prepared(weight, executable), bias, residual)
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
           stride: list[int], padding: list[int], dilation: list[int], groups: int,
-          activation: str | None, pool: int, algorithm: str | None) -> Tensor:
+          activation: str | None, pool: int, algorithm: str | None,
+          max_error: float | None) -> Tensor:
     """Shape and strides of the result, without computing it."""
     top, bottom, left, right = padding
     n, k = x.shape[0], weight.shape[0]
@@ -199,14 +203,14 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (0, 0), groups, ctx.needs_input_grad[:3])
     if dx is not None and not even:
         dx = dx[..., top:top + x.shape[2], left:left + x.shape[3]]
-    return dx, dw, db, grad if ctx.has_residual else None, *[None] * 7
+    return dx, dw, db, grad if ctx.has_residual else None, *[None] * 8
 
 
 # defined at this level and not by custom_op: a third of the time of a call
 _LIBRARY = torch.library.Library("tilewise", "DEF")
 _LIBRARY.define("conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
                 "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, "
-                "int pool, str? algorithm) -> Tensor")
+                "int pool, str? algorithm, float? max_error) -> Tensor")
 _LIBRARY.impl("conv2d", _conv2d, "CompositeExplicitAutograd")
 torch.library.register_fake("tilewise::conv2d", _fake, lib=_LIBRARY)
 torch.library.register_autograd("tilewise::conv2d", _backward, setup_context=_save, lib=_LIBRARY)

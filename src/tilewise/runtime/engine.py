@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -10,19 +11,43 @@ from ..core.algorithm import Algorithm
 from ..core.lru import Lru
 from ..core.plan import Plan
 from ..core.problem import Problem
+from ..core.target import Target
+from ..kernels.cpu.jit import LLVM_VERSION
 from ..planner.planner import Planner
+from ..planner.wisdom import Wisdom, default_path
 from .executable import Executable
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16,
           "bf16": torch.bfloat16}
+# the largest error that each of torch.set_float32_matmul_precision's settings admits
+PRECISIONS = {"highest": 2e-5, "high": 2e-4, "medium": 2e-2}
 
 
 class Engine:
     """Plans problems with the given algorithms and keeps what was built."""
 
     def __init__(self, algorithms: Sequence[Algorithm], limit: int = 1024) -> None:
-        self.planner = Planner(algorithms, start=self.start)
+        versions = {"torch": torch.__version__, "llvm": LLVM_VERSION}
+        self.planner = Planner(algorithms, start=self.start, wisdom=Wisdom(versions))
         self.executables: Lru[Executable] = Lru(limit)  # by whatever key a caller has at hand
+        self._read_wisdom = False
+
+    def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,
+             max_error: float | None = None) -> Plan:
+        """The best plan within the error that the caller, or torch's setting, admits."""
+        if not self._read_wisdom:
+            self.load_wisdom(default_path())
+        if max_error is None:
+            max_error = PRECISIONS[torch.get_float32_matmul_precision()]
+        return self.planner.plan(p, t, effort, algorithm, max_error=max_error)
+
+    def load_wisdom(self, path: Path) -> int:
+        """Merge a file of plans; what was planned without it is planned anew."""
+        self._read_wisdom = True
+        found = self.planner.wisdom.load(path)
+        if found:
+            self.executables.clear()
+        return found
 
     def build(self, plan: Plan) -> Executable:
         return Executable(plan, self.planner.algorithm(plan.algorithm))

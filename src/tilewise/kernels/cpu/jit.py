@@ -24,6 +24,7 @@ from .emit import Module
 
 _lock = fork_safe_lock()  # LLVM's contexts are shared by all threads
 _serial = itertools.count()
+LLVM_VERSION = ".".join(map(str, llvm.llvm_version_info))
 compiled = 0  # kernels compiled (not loaded) by this process; tests read it
 
 
@@ -108,7 +109,7 @@ def _link(image: bytes, names: tuple[str, ...]) -> llvm.ResourceTracker:
 @lru_cache(maxsize=1)
 def _origin() -> str:
     """What code depends on besides its arguments: the generators and LLVM itself."""
-    digest = hashlib.sha256(f"{llvmlite.__version__}|{llvm.llvm_version_info}".encode())
+    digest = hashlib.sha256(f"{llvmlite.__version__}|{LLVM_VERSION}".encode())
     kernels = Path(__file__).parents[1]
     for source in sorted(kernels.rglob("*.py")):
         digest.update(source.read_bytes())
