@@ -62,7 +62,6 @@ PROBLEMS = tuple(map(Problem.parse, (
 )))
 
 
-
 def reasons(algorithm: Algorithm, p: Problem, t: Target = TARGET) -> list[str]:
     """The algorithm's answer to the problem it would be handed."""
     return algorithm.reject(inner_problem(algorithm, p), t)
@@ -196,9 +195,16 @@ def test_kernels_for_cpus_refuse_other_devices(algorithm):
     assert "device is cuda, needs cpu" in reasons(algorithm, PROBLEMS[0], elsewhere)
 
 
+def test_the_baseline_accepts_every_forward_problem():
+    baselines = [algorithm for algorithm in ALGORITHMS if algorithm.baseline]
+    assert len(baselines) == 1
+    refused = [p for p in PROBLEMS if reasons(baselines[0], p)]
+    assert {p.direction for p in refused} == {"backward_data", "backward_weight"}
+
+
 def test_a_refusal_reads_as_documented():
-    names = ("cpu_winograd", "cpu_direct")
-    planner = Planner([a for name in names for a in ALGORITHMS if a.name == name])
+    found = {algorithm.name: algorithm for algorithm in ALGORITHMS}
+    planner = Planner([found["cpu_winograd"], found["cpu_direct"]])
     with pytest.raises(NoAlgorithm) as error:
         planner.plan(Problem.parse("n1c8h8w8k8r3s3p1_f64_forward"), Target("cpu", "avx512", 2))
     assert str(error.value) == (
@@ -247,8 +253,8 @@ def test_the_choice_does_not_depend_on_the_number_of_threads(problem):
 @each_accepted
 @each_kind
 def test_result_equals_the_reference(algorithm, problem, kind, nan_memory):
-    plan, given = plan_of(algorithm, problem), operands(problem, kind)
-    kept = given.changed(torch.clone)
+    plan, kept = plan_of(algorithm, problem), operands(problem, kind)
+    given = kept.changed(torch.clone)
     run = Executable(plan, algorithm)
     y = run(given.x, run.prepare(given.weight), given.bias, given.residual)
     assert same(given, kept), "an operand was changed"

@@ -150,8 +150,9 @@ def _run_repeatedly(name: str, target: Target) -> dict[str, Any]:
             prepared, what = algorithm.prepare(p, target, s, o.weight), harness.describe(
                 algorithm, p, target, s)
             print(what)
-            first, *others = [harness.run(algorithm, p, target, s, o, prepared, threads=threads)
-                              for threads in (1, 1, 2, 2, 2)]
+            first, *others = [
+                harness.run(algorithm, p, target.with_(threads=threads), s, o, prepared)
+                for threads in (1, 1, 2, 2, 2)]
             failures += [what for y in others if not torch.equal(first, y)]
             ran += 1
     return {"ran": ran, "failures": failures}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +14,8 @@ class Isa:
 
     name: str
     machines: tuple[str, ...]  # values of platform.machine() that have it
-    needs: frozenset[str]  # CPU flags that must be present
+    # CPU flags that must be present; not printed, since a set's order differs between processes
+    needs: frozenset[str] = field(repr=False)
     lanes: int  # floats in a vector
     registers: int  # vector registers
     fma: bool  # fused multiply-add

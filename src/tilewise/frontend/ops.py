@@ -157,14 +157,26 @@ def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
     key = (_signature(x), _signature(weight), bias is None or bias.dtype,
            residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
            groups, activation, pool, algorithm, torch.get_num_threads(), x.device,
-           max_error or torch.get_float32_matmul_precision())
+           torch.get_float32_matmul_precision() if max_error is None else max_error)
     executable = ENGINE.executables.get(key)
     if executable is None:
         p = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, activation,
                        pool)
         plan = ENGINE.plan(p, target_of(x), algorithm=algorithm, max_error=max_error)
         executable = ENGINE.executables.put(key, ENGINE.build(plan))
+    for note in ENGINE.observers:
+        note(executable.plan)
     return executable(x, prepared(weight, executable), bias, residual)
+
+
+def output_shape(x: Tensor, weight: Tensor, stride: Any, padding: Any,
+                 dilation: Any) -> tuple[int, ...]:
+    """Shape of a convolution's result, with the arguments of `conv2d`."""
+    stride, dilation = _pair(stride, "stride"), _pair(dilation, "dilation")
+    top, bottom, left, right = _padding(padding, weight, stride, dilation)
+    h = (x.shape[-2] + top + bottom - dilation[0] * (weight.shape[2] - 1) - 1) // stride[0] + 1
+    w = (x.shape[-1] + left + right - dilation[1] * (weight.shape[3] - 1) - 1) // stride[1] + 1
+    return (*x.shape[:-3], weight.shape[0], h, w)
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
@@ -172,10 +184,7 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | Non
           activation: str | None, pool: int, algorithm: str | None,
           max_error: float | None) -> Tensor:
     """Shape and strides of the result, without computing it."""
-    top, bottom, left, right = padding
-    n, k = x.shape[0], weight.shape[0]
-    h = (x.shape[2] + top + bottom - dilation[0] * (weight.shape[2] - 1) - 1) // stride[0] + 1
-    w = (x.shape[3] + left + right - dilation[1] * (weight.shape[3] - 1) - 1) // stride[1] + 1
+    n, k, h, w = output_shape(x, weight, stride, padding, dilation)
     h, w = h // pool, w // pool
     if is_channels_last(x) or is_channels_last(weight):
         return x.new_empty((n, h, w, k)).permute(0, 3, 1, 2)

@@ -70,7 +70,7 @@ class Planner:
         """The plans with their measured times, the fastest first; hopeless ones are left out."""
         if self._start is None:
             raise TilewiseError("effort is 'measure', needs a planner that can run plans")
-        least = min(plan.seconds for plan in plans)
+        least = min((plan.seconds for plan in plans), default=0.0)
         worth = [plan for plan in plans if plan.seconds < 20 * least or self._is_baseline(plan)]
         times = interleaved([self._start(plan) for plan in worth])
         timed = [replace(plan, seconds=time.minimum, source="measured")

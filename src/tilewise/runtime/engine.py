@@ -30,6 +30,7 @@ class Engine:
         versions = {"torch": torch.__version__, "llvm": LLVM_VERSION}
         self.planner = Planner(algorithms, start=self.start, wisdom=Wisdom(versions))
         self.executables: Lru[Executable] = Lru(limit)  # by whatever key a caller has at hand
+        self.observers: list[Callable[[Plan], None]] = []  # told of every plan that is run
         self._read_wisdom = False
 
     def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,

@@ -1,0 +1,111 @@
+"""Modules: a convolution, and a convolution with what follows it in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .ops import conv2d, output_shape
+
+
+class Conv2d(nn.Conv2d):
+    """`torch.nn.Conv2d`, computed by tilewise.
+
+    >>> Conv2d(8, 4, 3, padding=1)(torch.randn(1, 8, 16, 16)).shape
+    torch.Size([1, 4, 16, 16])
+    """
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.padding_mode != "zeros":
+            return super()._conv_forward(x, weight, bias)
+        return conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups,
+                      max_error=getattr(self, "max_error", None))
+
+
+class Block(nn.Module):
+    """conv (+ batch norm) (+ residual) (+ activation) (+ max-pool), in one call where it may be.
+
+    It owns no parameters: they stay where the model has them.
+    """
+
+    def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None = None,
+                 activation: str | None = None, pool: int = 1,
+                 max_error: float | None = None) -> None:
+        super().__init__()
+        self._parts = (conv, norm)  # in a tuple, and so not in the state_dict
+        self.activation, self.pool, self.max_error = activation, pool, max_error
+        self._folded: tuple[Any, Tensor, Tensor | None] | None = None
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        conv, norm = self._parts
+        if norm is not None and (norm.training or _wants_gradient(conv, norm)):
+            return self._step_by_step(norm(self._convolve(x, conv.weight, conv.bias)), residual)
+        weight, bias = (conv.weight, conv.bias) if norm is None else self._fold(conv, norm)
+        if residual is not None and not _same_shape(conv, x, residual):
+            return self._step_by_step(self._convolve(x, weight, bias), residual)
+        return self._convolve(x, weight, bias, residual=residual, activation=self.activation,
+                              pool=self.pool)
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, **tail: Any) -> Tensor:
+        conv = self._parts[0]
+        return conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups,
+                      max_error=self.max_error, **tail)
+
+    def _step_by_step(self, y: Tensor, residual: Tensor | None) -> Tensor:
+        y = y if residual is None else y + residual
+        y = y if self.activation is None else getattr(F, self.activation)(y)
+        return y if self.pool == 1 else F.max_pool2d(y, self.pool)
+
+    def _fold(self, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+        """Weight and bias with the normalisation multiplied in, as long as nothing changes."""
+        parts = (conv.weight, conv.bias, norm.weight, norm.bias, norm.running_mean,
+                 norm.running_var)
+        state = tuple(_state(part) for part in parts)
+        if self._folded is None or self._folded[0] != state:
+            self._folded = (state, *fold(conv, norm))
+        return self._folded[1:]  # type: ignore[return-value]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_folded": None}
+
+    def extra_repr(self) -> str:
+        conv, norm = self._parts
+        steps = [repr(conv), repr(norm) if norm else "", self.activation or "",
+                 f"pool{self.pool}" if self.pool > 1 else ""]
+        return " + ".join(step for step in steps if step)
+
+
+def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Weight and bias of one convolution that does what the two modules do in eval mode."""
+    with torch.no_grad():
+        mean, variance = norm.running_mean.double(), norm.running_var.double()
+        scale = (variance + norm.eps).rsqrt()
+        if norm.weight is not None:
+            scale = scale * norm.weight.double()
+        bias = -mean if conv.bias is None else conv.bias.double() - mean
+        bias = bias * scale
+        if norm.bias is not None:
+            bias = bias + norm.bias.double()
+        weight = conv.weight.double() * scale[:, None, None, None]
+        return weight.to(conv.weight.dtype), bias.to(conv.weight.dtype)
+
+
+def _state(tensor: Tensor | None) -> object:
+    """What changes when a tensor does."""
+    if tensor is None:
+        return None
+    return (tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version, tensor.dtype)
+
+
+def _wants_gradient(*modules: nn.Module) -> bool:
+    return torch.is_grad_enabled() and any(
+        parameter.requires_grad for module in modules for parameter in module.parameters())
+
+
+def _same_shape(conv: nn.Conv2d, x: Tensor, residual: Tensor) -> bool:
+    """Whether the sum neither broadcasts nor mixes types."""
+    shape = output_shape(x, conv.weight, conv.stride, conv.padding, conv.dilation)
+    return residual.dtype == x.dtype and tuple(residual.shape) == shape
