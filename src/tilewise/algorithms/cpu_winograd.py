@@ -16,8 +16,8 @@ from .common import cpu_f32_forward, fits
 
 MOST_TAPS = 7
 SIZES = (1, 2, 3, 4, 5, 6)  # outputs of a tile along one axis
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14)
-GROUPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+ROWS = tuple(range(1, 15))
+GROUPS = tuple(range(1, 129))
 SAFE_GROWTH = 6.0  # F(4, 3) has 5.1, F(2, 5) too; F(6, 3) has 19
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 NEAR = 40.0  # and from the second
@@ -200,9 +200,8 @@ def _even(tiles: int, wanted: int, most_rows: int) -> tuple[int, int]:
     """Rows and groups of a block near `wanted` tiles, so that blocks come out full."""
     blocks = max(1, round(tiles / wanted))
     block = math.ceil(tiles / blocks)
-    groups = next((g for g in GROUPS if g * most_rows >= block), GROUPS[-1])
-    rows = next(r for r in ROWS if r * groups >= min(block, most_rows * groups) or r == most_rows)
-    return rows, groups
+    groups = min(math.ceil(block / most_rows), GROUPS[-1])
+    return min(math.ceil(block / groups), most_rows), groups
 
 
 def _parts(p: Problem, t: Target, vectors: int) -> int:

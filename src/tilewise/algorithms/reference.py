@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.algorithm import EPS32, Algorithm
+from ..core.algorithm import Algorithm, accumulation_error
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -24,7 +24,7 @@ class Reference(Algorithm):
         return []
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return EPS32
+        return accumulation_error(1, p.dtype)
 
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         return 1e-3 + p.flops / 1e9 + p.bytes / 1e9

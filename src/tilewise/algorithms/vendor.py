@@ -26,7 +26,7 @@ class Vendor(Algorithm):
         return []
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return accumulation_error(p.group_c * p.r * p.s)
+        return accumulation_error(p.group_c * p.r * p.s, p.dtype)
 
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         compute = p.flops / (t.peak * _efficiency(p, t))

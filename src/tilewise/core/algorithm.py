@@ -59,10 +59,12 @@ class Algorithm:
         raise NotImplementedError
 
 
-def accumulation_error(terms: int) -> float:
-    """Bound on the relative rms error of fp32 sums of `terms` products.
+def accumulation_error(terms: int, dtype: str = "f32") -> float:
+    """Bound on the relative rms error of sums of `terms` products, and of storing them.
 
     A running sum of random products errs by about eps * sqrt(terms) / 2 relative to its own
     size, one of non-negative products by as much again; small sums are bounded by one rounding.
     """
-    return EPS32 * (2.0 + math.sqrt(terms))
+    stored = {"f32": 0.0, "f64": 0.0, "f16": 2.0 ** -10, "bf16": 2.0 ** -7}[dtype]
+    unit = 2.0 ** -53 if dtype == "f64" else EPS32
+    return stored + unit * (2.0 + math.sqrt(terms))

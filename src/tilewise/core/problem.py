@@ -109,10 +109,12 @@ class Problem:
         for name, known in (("dtype", DTYPES), ("layout", LAYOUTS), ("direction", DIRECTIONS)):
             if getattr(self, name) not in known:
                 yield f"{name} is {getattr(self, name)!r}, needs one of {', '.join(known)}"
-        if min(*self.stride, *self.dilation) > 0 and min(self.conv_h, self.conv_w) < 1:
+        if min(*self.stride, *self.dilation) < 1:
+            return  # no output size to speak of
+        if min(self.conv_h, self.conv_w) < 1:
             yield (f"the dilated filter ({self.span_h}x{self.span_w}) does not fit into the padded "
                    f"input ({self.padded_h}x{self.padded_w})")
-        if self.epilogue.pool > 1 and min(self.out_h, self.out_w) < 1:
+        elif min(self.out_h, self.out_w) < 1:
             yield (f"pool is {self.epilogue.pool}, needs an output at least as large, found "
                    f"{self.conv_h}x{self.conv_w}")
 

@@ -125,6 +125,10 @@ def problem_of(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
         raise InvalidProblem(f"input has {x.shape[1]} channels, needs {weight.shape[1] * groups} "
                              f"for a weight of shape {tuple(weight.shape)} and groups={groups}")
     dtypes = {t.dtype for t in (x, weight, bias, residual) if t is not None}
+    devices = {t.device for t in (x, weight, bias, residual) if t is not None}
+    if len(devices) > 1:
+        raise InvalidProblem(f"operands are on {', '.join(sorted(map(str, devices)))}, need one "
+                             "device")
     if len(dtypes) > 1:
         raise InvalidProblem(f"operands are {', '.join(sorted(map(str, dtypes)))}, need one dtype")
     layout = "nhwc" if is_channels_last(x) or is_channels_last(weight) else "nchw"

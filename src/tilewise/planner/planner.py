@@ -14,7 +14,7 @@ from ..core.schedule import Schedule
 from ..core.target import Target
 from .measure import interleaved
 from .search import EFFORTS, shortlist
-from .wisdom import Wisdom
+from .wisdom import Wisdom, bucket
 
 Start = Callable[[Plan], Callable[[], object]]  # makes a plan ready to be timed
 
@@ -95,8 +95,8 @@ class Planner:
         inner = inner_problem(algorithm, p)
         if algorithm.reject(inner, t) or not _is_legal(algorithm, inner, t, entry.schedule):
             return None
-        plan = replace(_plan(algorithm, p, t, inner, entry.schedule), seconds=entry.seconds,
-                       source="wisdom")
+        plan = replace(_plan(algorithm, p, t, inner, entry.schedule), source="wisdom",
+                       seconds=entry.seconds * p.n / max(1, bucket(p)))
         return plan if max_error is None or plan.error <= max_error else None
 
     def _is_baseline(self, plan: Plan) -> bool:

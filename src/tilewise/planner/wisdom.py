@@ -28,7 +28,7 @@ class Entry:
     algorithm: str
     version: int
     schedule: Schedule
-    seconds: float
+    seconds: float  # for a whole bucket
     versions: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -44,8 +44,12 @@ class Entry:
 
 def key(p: Problem, t: Target) -> str:
     """Problem and machine; the batch in powers of two, since no kernel compiles it in."""
-    bucket = 1 << max(0, p.n - 1).bit_length() if p.n else 0
-    return f"{p.with_(n=bucket, frozen=False)} on {t} l2={t.l2 >> 10}k"
+    return f"{p.with_(n=bucket(p), frozen=False)} on {t} l2={t.l2 >> 10}k"
+
+
+def bucket(p: Problem) -> int:
+    """The batch, rounded up to a power of two."""
+    return 1 << (p.n - 1).bit_length() if p.n else 0
 
 
 class Wisdom:
@@ -62,7 +66,8 @@ class Wisdom:
 
     def record(self, plan: Plan) -> None:
         self.entries[key(plan.problem, plan.target)] = Entry(
-            plan.algorithm, plan.version, plan.schedule, plan.seconds, self.versions)
+            plan.algorithm, plan.version, plan.schedule,
+            plan.seconds * bucket(plan.problem) / max(1, plan.problem.n), self.versions)
 
     def merge(self, other: Wisdom) -> None:
         """Take what is new; of two entries of the same versions the faster stays."""

@@ -45,9 +45,9 @@ class Executable:
         if residual is not None:
             residual = residual.contiguous(memory_format=layout)
             fused = residual if self.plan.inner.epilogue.residual else None
-        y = self._run(x, weight, bias, fused)
+        y = self._run(x, weight, bias if self.plan.inner.epilogue.bias else None, fused)
         for step in self._after:
-            y = step(y, residual)
+            y = step(y, bias, residual)
         return y
 
     def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -91,20 +91,24 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _step(name: str) -> Callable[[Tensor, Tensor | None], Tensor]:
+Step = Callable[[Tensor, Any, Any], Tensor]  # of the output so far, the bias and the residual
+
+
+def _step(name: str) -> Step:
     """A pass after the kernel, by its name."""
     if name.startswith("pool"):
-        return lambda y, residual: F.max_pool2d(y, int(name[4:]))
+        return lambda y, bias, residual: F.max_pool2d(y, int(name[4:]))
     if name in ACTIVATIONS and name not in STEPS:
         function = getattr(F, name)
-        return lambda y, residual: function(y)
+        return lambda y, bias, residual: function(y)
     return STEPS[name]
 
 
-STEPS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
-    "residual": lambda y, residual: y.add_(residual),
-    "relu": lambda y, residual: y.relu_(),
+STEPS: dict[str, Step] = {
+    "bias": lambda y, bias, residual: y.add_(bias[:, None, None]),
+    "residual": lambda y, bias, residual: y.add_(residual),
+    "relu": lambda y, bias, residual: y.relu_(),
     # copies, since a size of one would let contiguous() keep the strides of the other layout
-    "to_nchw": lambda y, residual: memory.keep(y),
-    "to_nhwc": lambda y, residual: memory.keep(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
+    "to_nchw": lambda y, bias, residual: memory.keep(y),
+    "to_nhwc": lambda y, bias, residual: memory.keep(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
 }

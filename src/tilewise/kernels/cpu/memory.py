@@ -124,4 +124,6 @@ def empty(*shape: int) -> torch.Tensor:
 
 def keep(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in pool memory, for what is read often."""
-    return empty(*tensor.shape).copy_(tensor)
+    if tensor.dtype == torch.float32 and tensor.is_cpu:
+        return empty(*tensor.shape).copy_(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
