@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from .core import Epilogue, Plan, Problem, Schedule, Target, TilewiseError
-from .frontend import nn
+from .frontend import nn, wisdom
 from .frontend.explain import explain
 from .frontend.ops import conv2d
 from .frontend.optimize import optimize
@@ -15,4 +15,4 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+source"
 
 __all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError", "algorithms",
-           "conv2d", "explain", "nn", "optimize", "set_cache_limit", "set_memory_limit"]
+           "conv2d", "explain", "nn", "optimize", "set_cache_limit", "set_memory_limit", "wisdom"]

@@ -1,22 +1,34 @@
-"""Why a convolution runs the way it does."""
+"""Why a convolution, or every convolution of a model, runs the way it does."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch import nn
+
+from ..core.errors import TilewiseError
+from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.target import Target
 from ..planner.planner import Candidate
 from .ops import ENGINE
+from .tuning import Layer, observe
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Every candidate with its estimate, or the reasons for its refusal; prints as a table."""
+    """Every candidate with its time, or the reasons for its refusal; prints as a table."""
 
     problem: Problem
     target: Target
     candidates: tuple[Candidate, ...]
+
+    @property
+    def plan(self) -> Plan | None:
+        """What will run."""
+        return self.candidates[0].plan
 
     def __str__(self) -> str:
         rows = [_row(candidate, first=i == 0) for i, candidate in enumerate(self.candidates)]
@@ -28,20 +40,52 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(problem: str | Problem, *, target: Target | None = None,
-            max_error: float | None = None, effort: str = "estimate") -> Explanation:
-    """Every algorithm's answer to a problem, the best first.
+@dataclass(frozen=True)
+class ModelExplanation:
+    """Every convolution of a model; prints as a table, a line a layer."""
 
-    With effort="measure" the candidates are run and timed.
+    layers: tuple[tuple[str, Explanation], ...]
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("layer", "problem", "algorithm", "time", "torch", "error",
+                                        "schedule")]
+        rows += [_layer_row(name, explanation) for name, explanation in self.layers]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+                 for row in rows]
+        return "\n".join(line.rstrip() for line in lines)
+
+    __repr__ = __str__
+
+
+def explain(subject: str | Problem | nn.Module, example: Any = None, *,
+            target: Target | None = None, max_error: float | None = None,
+            effort: str = "estimate") -> Explanation | ModelExplanation:
+    """Every algorithm's answer to a problem, what will run first; or that for a whole model.
+
+    A model needs an `example` of its input. With effort="measure" the candidates are run and
+    timed.
 
     >>> print(explain("n1c8h8w8k8r3s3p1_f64_forward"))  # doctest: +ELLIPSIS
     n1c8h8w8k8r3s3p1_f64_forward on ...
     """
-    p = Problem.parse(problem) if isinstance(problem, str) else problem
-    t = target or Target.host()
+    if isinstance(subject, nn.Module):
+        return _explain_model(subject, example, max_error, effort)
+    p = Problem.parse(subject) if isinstance(subject, str) else subject
+    return _explain_problem(p, target or Target.host(threads=torch.get_num_threads()), max_error,
+                            effort)
+
+
+def _explain_problem(p: Problem, t: Target, max_error: float | None,
+                     effort: str) -> Explanation:
+    max_error = ENGINE.admitted(max_error)
     found = ENGINE.planner.candidates(p, t, max_error)
-    if effort == "measure":
+    if effort in ("measure", "exhaustive"):
         found = _measured(found)
+    chosen = ENGINE.plan(p, t, "estimate" if effort == "measure" else effort, max_error=max_error)
+    if chosen.source == "wisdom":
+        found = [Candidate(chosen.algorithm, chosen),
+                 *(c for c in found if c.algorithm != chosen.algorithm)]
     return Explanation(p, t, tuple(found))
 
 
@@ -62,3 +106,30 @@ def _row(candidate: Candidate, first: bool) -> tuple[str, str]:
     return mark + candidate.algorithm, (
         f"{plan.seconds * 1e6:10.1f} us {plan.source:<8} {rate:8.1f} GF/s  "
         f"error <= {plan.error:.0e}  {plan.schedule}{passes}")
+
+
+def _explain_model(model: nn.Module, example: Any, max_error: float | None,
+                   effort: str) -> ModelExplanation:
+    if example is None:
+        raise TilewiseError("a model needs an example of its input: explain(model, example)")
+    layers = observe(model, example)
+    if not layers:
+        raise TilewiseError("the model ran no convolution by tilewise; explain what "
+                            "tilewise.optimize(model) returns")
+    known = {problem: _explain_problem(problem, target, max_error, effort)
+             for problem, target in {(x.plan.problem, x.plan.target) for x in layers}}
+    return ModelExplanation(tuple((_name(layer), known[layer.plan.problem]) for layer in layers))
+
+
+def _name(layer: Layer) -> str:
+    return layer.name.rpartition("tilewise_blocks.")[2]
+
+
+def _layer_row(name: str, explanation: Explanation) -> tuple[str, ...]:
+    plan, torch_ = explanation.plan, next(
+        (c.plan for c in explanation.candidates if c.algorithm == "vendor"), None)
+    if plan is None:
+        return (name, str(explanation.problem), "-", "-", "-", "-", "-")
+    return (name, str(explanation.problem), plan.algorithm, f"{plan.seconds * 1e3:.3f} ms",
+            f"{torch_.seconds * 1e3:.3f} ms" if torch_ else "-", f"{plan.error:.0e}",
+            str(plan.schedule))

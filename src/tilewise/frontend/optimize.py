@@ -42,7 +42,7 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
         result = _rewritten(twin, graph, max_error)
     result.train(model.training)
     if example is not None:
-        tune(result, example, effort)
+        tune(result, example, effort, max_error)
     return result
 
 

@@ -23,13 +23,14 @@ class Layer:
     plan: Plan
 
 
-def tune(model: nn.Module, example: Any, effort: str = "measure") -> list[Layer]:
+def tune(model: nn.Module, example: Any, effort: str = "measure",
+         max_error: float | None = None) -> list[Layer]:
     """Plan every convolution of the model for this example; what was measured is remembered."""
     layers = observe(model, example)
     if effort == "estimate":
         return layers
-    found = {layer.plan.problem: ENGINE.plan(layer.plan.problem, layer.plan.target, effort)
-             for layer in layers}
+    found = {p: ENGINE.plan(p, t, effort, max_error=max_error)
+             for p, t in {(layer.plan.problem, layer.plan.target) for layer in layers}}
     ENGINE.executables.clear()  # what was planned before is planned by what is known now
     observe(model, example)
     return [Layer(layer.name, found[layer.plan.problem]) for layer in layers]

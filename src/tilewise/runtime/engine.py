@@ -38,9 +38,13 @@ class Engine:
         """The best plan within the error that the caller, or torch's setting, admits."""
         if not self._read_wisdom:
             self.load_wisdom(default_path())
-        if max_error is None:
-            max_error = PRECISIONS[torch.get_float32_matmul_precision()]
-        return self.planner.plan(p, t, effort, algorithm, max_error=max_error)
+        return self.planner.plan(p, t, effort, algorithm, max_error=self.admitted(max_error))
+
+    def admitted(self, max_error: float | None) -> float:
+        """The error bound in force: the caller's, or that of torch's precision setting."""
+        if max_error is not None:
+            return max_error
+        return PRECISIONS[torch.get_float32_matmul_precision()]
 
     def load_wisdom(self, path: Path) -> int:
         """Merge a file of plans; what was planned without it is planned anew."""
