@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from typing import Any
 
 import torch
@@ -12,10 +11,9 @@ from torch.nn import functional as F
 
 from ..core.errors import TilewiseError
 from .nn import Block, Conv2d
+from .patterns import Chain, module_of
 from .tuning import tune
 
-ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-RELUS = {F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_"}
 BLOCKS = "tilewise_blocks"
 
 
@@ -100,102 +98,24 @@ def _rewritten(model: nn.Module, graph: fx.Graph, max_error: float | None) -> fx
     return traced
 
 
-def _module(model: fx.GraphModule, node: Any) -> Any:
-    return model.get_submodule(node.target) if node.op == "call_module" else None
-
-
 def _is_convolution(model: fx.GraphModule, node: fx.Node) -> bool:
-    module = _module(model, node)
+    module = module_of(model, node)
     return (type(module) is nn.Conv2d and module.padding_mode == "zeros"
-            and not _has_hooks(module) and len(node.args) == 1 and not node.kwargs)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    users = list(node.users)
-    return users[0] if len(users) == 1 else None
-
-
-class _Chain:
-    """What follows a convolution, as far as one call can do it."""
-
-    def __init__(self, model: fx.GraphModule, conv: fx.Node) -> None:
-        self.model, self.last = model, conv
-        self.norm: nn.BatchNorm2d | None = None
-        self.residual: fx.Node | None = None
-        self.activation: str | None = None
-        self.pool = 1
-        for step in (self._norm, self._add, self._relu, self._pool):
-            user = _only_user(self.last)
-            if user is not None and step(user):
-                self.last = user
-
-    def _norm(self, user: fx.Node) -> bool:
-        module = _module(self.model, user)
-        if type(module) is nn.BatchNorm2d and module.track_running_stats and (
-                not _has_hooks(module)):
-            self.norm = module
-            return True
-        return False
-
-    def _add(self, user: fx.Node) -> bool:
-        if user.target not in ADDS or user.kwargs or len(user.args) != 2:
-            return False
-        others = [arg for arg in user.args if arg is not self.last]
-        if len(others) != 1 or not isinstance(others[0], fx.Node):
-            return False
-        self.residual = others[0]
-        return True
-
-    def _relu(self, user: fx.Node) -> bool:
-        module = _module(self.model, user)
-        relu = type(module) is nn.ReLU and not _has_hooks(module)
-        if relu or (user.target in RELUS and len(user.args) == 1):
-            self.activation = "relu"
-            return True
-        return False
-
-    def _pool(self, user: fx.Node) -> bool:
-        module = _module(self.model, user)
-        if isinstance(module, nn.MaxPool2d) and not _has_hooks(module):
-            options = (module.kernel_size, module.stride, module.padding, module.dilation,
-                       module.return_indices, module.ceil_mode)
-            if options in ((2, 2, 0, 1, False, False), ((2, 2), (2, 2), 0, 1, False, False)):
-                self.pool = 2
-                return True
-        if user.target in (F.max_pool2d, torch.max_pool2d) and user.args[1:] in (
-                (2,), (2, 2)) and not user.kwargs:
-            self.pool = 2
-            return True
-        return False
+            and len(node.args) == 1 and not node.kwargs)
 
 
 def _fuse(model: fx.GraphModule, conv: fx.Node, blocks: nn.ModuleDict,
           max_error: float | None) -> None:
-    chain = _Chain(model, conv)
+    chain = Chain(model, conv)
+    norm = None if chain.norm is None else module_of(model, chain.norm)
     name = str(conv.target).replace(".", "_")
-    module = model.get_submodule(conv.target)
-    while name in blocks:
+    while name in blocks:  # a convolution that is called more than once
         name += "_again"
-    blocks[name] = Block(module, chain.norm, chain.activation, chain.pool, max_error)
+    blocks[name] = Block(module_of(model, conv), norm, chain.activation, chain.pool, max_error)
     args = conv.args if chain.residual is None else (*conv.args, chain.residual)
     with model.graph.inserting_after(chain.last):
         fused = model.graph.call_module(f"{BLOCKS}.{name}", args)
-    chain.last.replace_all_uses_with(fused)
-    for node in _between(conv, chain.last):
-        model.graph.erase_node(node)
-
-
-def _between(first: fx.Node, last: fx.Node) -> list[fx.Node]:
-    """The chain's nodes, the last first."""
-    nodes, node = [first], first
-    while node is not last:
-        node = next(iter(node.users))
-        nodes.append(node)
-    return nodes[::-1]
+    chain.replace_by(fused)
 
 
 # layout

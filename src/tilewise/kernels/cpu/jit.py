@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -23,6 +25,7 @@ from ...core.locks import fork_safe_lock
 from .emit import Module
 
 _lock = fork_safe_lock()  # LLVM's contexts are shared by all threads
+_dead: deque[llvm.ResourceTracker] = deque()
 _serial = itertools.count()
 LLVM_VERSION = ".".join(map(str, llvm.llvm_version_info))
 compiled = 0  # kernels compiled (not loaded) by this process; tests read it
@@ -39,12 +42,22 @@ class Code:
         call.code = self  # type: ignore[attr-defined]  # keeps the memory alive
         return call
 
+    def __del__(self, dead: Any = _dead, lock: Any = _lock) -> None:
+        dead.append(self._tracker)
+        del self._tracker
+        if lock.acquire(blocking=False):  # else the next to load frees it
+            try:
+                dead.clear()
+            finally:
+                lock.release()
+
 
 def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str) -> Code:
     """The code that `make` writes, from the cache where it is there."""
     digest = hashlib.sha256(f"{_origin()}|{isa}|{key}".encode()).hexdigest()
     path = cache_directory() / f"{digest[:40]}.o"
     with _lock:
+        _dead.clear()
         image = _read(path)
         if image is None:
             image = compile_object(make(isa))

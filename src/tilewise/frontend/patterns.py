@@ -1,0 +1,117 @@
+"""conv (+ batch norm) (+ add) (+ relu) (+ 2x2 max-pool) in a traced graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+RELUS = {F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_"}
+POOLS = {F.max_pool2d, torch.max_pool2d}
+TWO_BY_TWO = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False,
+              "return_indices": False}
+
+
+class Chain:
+    """What follows a convolution, as far as one call can do it; modules or functions alike."""
+
+    def __init__(self, model: fx.GraphModule, conv: fx.Node) -> None:
+        self.model, self.conv, self.last = model, conv, conv
+        self.norm: fx.Node | None = None
+        self.residual: fx.Node | None = None
+        self.activation: str | None = None
+        self.pool = 1
+        for step in (self._norm, self._add, self._relu, self._pool):
+            user = _only_user(self.last)
+            if user is not None and step(user):
+                self.last = user
+
+    def replace_by(self, node: fx.Node) -> None:
+        """Let a node take the place of the whole chain."""
+        self.last.replace_all_uses_with(node)
+        links = [self.conv]
+        while links[-1] is not self.last:
+            links.append(next(iter(links[-1].users)))
+        for link in reversed(links):
+            self.model.graph.erase_node(link)
+
+    def _norm(self, user: fx.Node) -> bool:
+        module = module_of(self.model, user)
+        found = type(module) is nn.BatchNorm2d and module.track_running_stats
+        if user.target is F.batch_norm:
+            found = _arguments(user, F_BATCH_NORM)["training"] is False
+        self.norm = user if found else None
+        return found
+
+    def _add(self, user: fx.Node) -> bool:
+        if user.target not in ADDS or user.kwargs or len(user.args) != 2:
+            return False
+        others = [arg for arg in user.args if arg is not self.last]
+        if len(others) != 1 or not isinstance(others[0], fx.Node):
+            return False
+        self.residual = others[0]
+        return True
+
+    def _relu(self, user: fx.Node) -> bool:
+        module = module_of(self.model, user)
+        found = type(module) is nn.ReLU or (
+            user.target in RELUS and len(user.args) == 1 and set(user.kwargs) <= {"inplace"})
+        self.activation = "relu" if found else None
+        return found
+
+    def _pool(self, user: fx.Node) -> bool:
+        module, options = module_of(self.model, user), {}
+        if isinstance(module, nn.MaxPool2d):
+            options = {name: getattr(module, name) for name in TWO_BY_TWO}
+        elif user.target in POOLS:
+            options = {name: value for name, value in _arguments(user, F_MAX_POOL).items()
+                       if name != "input"}
+        found = bool(options) and all(
+            _one(value) == TWO_BY_TWO[name] for name, value in options.items())
+        self.pool = 2 if found else 1
+        return found
+
+
+def module_of(model: fx.GraphModule, node: Any) -> Any:
+    """The module a node calls, if nothing hooks into it."""
+    if node.op != "call_module":
+        return None
+    module = model.get_submodule(node.target)
+    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return None if hooked else module
+
+
+F_BATCH_NORM = {"input": None, "running_mean": None, "running_var": None, "weight": None,
+                "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+F_MAX_POOL = {"input": None, "kernel_size": 2, "stride": None, "padding": 0, "dilation": 1,
+              "ceil_mode": False, "return_indices": False}
+CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1,
+          "groups": 1}
+
+
+def arguments(node: fx.Node, defaults: dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
+
+
+def _arguments(node: fx.Node, defaults: dict[str, Any]) -> dict[str, Any]:
+    found = arguments(node, defaults)
+    if found.get("stride", 0) is None or found.get("stride", 0) == []:
+        found["stride"] = found["kernel_size"]  # a pool that does not say steps by its window
+    return found
+
+
+def _one(value: Any) -> Any:
+    """A number that stands for both axes."""
+    if isinstance(value, tuple | list):
+        return value[0] if len(set(value)) == 1 else None
+    return value
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 else None
