@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..runtime.weights import folded
 from .ops import conv2d, output_shape
 
 
@@ -37,13 +38,15 @@ class Block(nn.Module):
         super().__init__()
         self._parts = (conv, norm)  # in a tuple, and so not in the state_dict
         self.activation, self.pool, self.max_error = activation, pool, max_error
-        self._folded: tuple[Any, Tensor, Tensor | None] | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         conv, norm = self._parts
         if norm is not None and (norm.training or _wants_gradient(conv, norm)):
             return self._step_by_step(norm(self._convolve(x, conv.weight, conv.bias)), residual)
-        weight, bias = (conv.weight, conv.bias) if norm is None else self._fold(conv, norm)
+        weight, bias = conv.weight, conv.bias
+        if norm is not None:
+            weight, bias = folded(weight, bias, norm.running_mean, norm.running_var, norm.weight,
+                                  norm.bias, norm.eps)
         if residual is not None and not _same_shape(conv, x, residual):
             return self._step_by_step(self._convolve(x, weight, bias), residual)
         return self._convolve(x, weight, bias, residual=residual, activation=self.activation,
@@ -59,45 +62,11 @@ class Block(nn.Module):
         y = y if self.activation is None else getattr(F, self.activation)(y)
         return y if self.pool == 1 else F.max_pool2d(y, self.pool)
 
-    def _fold(self, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-        """Weight and bias with the normalisation multiplied in, as long as nothing changes."""
-        parts = (conv.weight, conv.bias, norm.weight, norm.bias, norm.running_mean,
-                 norm.running_var)
-        state = tuple(_state(part) for part in parts)
-        if self._folded is None or self._folded[0] != state:
-            self._folded = (state, *fold(conv, norm))
-        return self._folded[1:]  # type: ignore[return-value]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_folded": None}
-
     def extra_repr(self) -> str:
         conv, norm = self._parts
         steps = [repr(conv), repr(norm) if norm else "", self.activation or "",
                  f"pool{self.pool}" if self.pool > 1 else ""]
         return " + ".join(step for step in steps if step)
-
-
-def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Weight and bias of one convolution that does what the two modules do in eval mode."""
-    with torch.no_grad():
-        mean, variance = norm.running_mean.double(), norm.running_var.double()
-        scale = (variance + norm.eps).rsqrt()
-        if norm.weight is not None:
-            scale = scale * norm.weight.double()
-        bias = -mean if conv.bias is None else conv.bias.double() - mean
-        bias = bias * scale
-        if norm.bias is not None:
-            bias = bias + norm.bias.double()
-        weight = conv.weight.double() * scale[:, None, None, None]
-        return weight.to(conv.weight.dtype), bias.to(conv.weight.dtype)
-
-
-def _state(tensor: Tensor | None) -> object:
-    """What changes when a tensor does."""
-    if tensor is None:
-        return None
-    return (tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version, tensor.dtype)
 
 
 def _wants_gradient(*modules: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from ..core.errors import InvalidProblem
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
 from ..runtime.engine import DTYPES, Engine
-from ..runtime.weights import prepared
+from ..runtime.weights import folded, prepared
 
 ENGINE = Engine(ALGORITHMS)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -47,7 +47,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     own = _with_own_gradient(activation, pool, x, weight, bias, residual)
     y = _OP(x, weight, bias, residual, steps, sides, dilations, groups,
             *(own or (activation, pool)), algorithm, max_error)
-    return y if own is None else _then(y, activation if own[0] is None else None, pool)
+    return y if own is None else then(y, activation if own[0] is None else None, pool)
 
 
 def _with_own_gradient(activation: str | None, pool: int,
@@ -55,12 +55,32 @@ def _with_own_gradient(activation: str | None, pool: int,
     """The part of the epilogue to fuse where a gradient is asked for that only torch has."""
     if activation in (None, "relu") and pool == 1:
         return None
-    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in operands):
+    if not wants_gradient(*operands):
         return None
     return ("relu" if activation == "relu" else None), 1
 
 
-def _then(y: Tensor, activation: str | None, pool: int) -> Tensor:
+def wants_gradient(*operands: Tensor | None) -> bool:
+    """Whether autograd will ask for a gradient through these."""
+    return torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in operands)
+
+
+def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
+                padding: Any = 0, dilation: Any = 1, groups: int = 1, *, norm: Any,
+                activation: str | None = None, residual: Tensor | None = None,
+                pool: int = 1) -> Tensor:
+    """conv2d with a batch norm in eval mode behind it; norm: mean, variance, weight, bias, eps.
+
+    It has no gradient: what the norm is multiplied into is remembered from call to call.
+    """
+    steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
+    sides = _padding(padding, weight, steps, dilations)
+    return torch.ops.tilewise.conv2d_norm(x, weight, bias, *norm, residual, steps, sides,
+                                          dilations, groups, activation, pool)
+
+
+def then(y: Tensor, activation: str | None, pool: int) -> Tensor:
     y = y if activation is None else getattr(F, activation)(y)
     return y if pool == 1 else F.max_pool2d(y, pool)
 
@@ -173,6 +193,21 @@ def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
     return executable(x, prepared(weight, executable), bias, residual)
 
 
+def _conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
+                 scale: Tensor | None, shift: Tensor | None, eps: float,
+                 residual: Tensor | None, *options: Any) -> Tensor:
+    weight, bias = folded(weight, bias, mean, variance, scale, shift, eps)
+    call: Any = _conv2d
+    return call(x, weight, bias, residual, *options, None, None)
+
+
+def _fake_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
+               scale: Tensor | None, shift: Tensor | None, eps: float, residual: Tensor | None,
+               *options: Any) -> Tensor:
+    shape: Any = _fake
+    return shape(x, weight, bias, residual, *options, None, None)
+
+
 def output_shape(x: Tensor, weight: Tensor, stride: Any, padding: Any,
                  dilation: Any) -> tuple[int, ...]:
     """Shape of a convolution's result, with the arguments of `conv2d`."""
@@ -224,6 +259,12 @@ _LIBRARY = torch.library.Library("tilewise", "DEF")
 _LIBRARY.define("conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
                 "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, "
                 "int pool, str? algorithm, float? max_error) -> Tensor")
+_LIBRARY.define("conv2d_norm(Tensor x, Tensor weight, Tensor? bias, Tensor mean, Tensor variance, "
+                "Tensor? scale, Tensor? shift, float eps, Tensor? residual, SymInt[] stride, "
+                "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, int pool) "
+                "-> Tensor")
+_LIBRARY.impl("conv2d_norm", _conv2d_norm, "CompositeExplicitAutograd")
+torch.library.register_fake("tilewise::conv2d_norm", _fake_norm, lib=_LIBRARY)
 _LIBRARY.impl("conv2d", _conv2d, "CompositeExplicitAutograd")
 torch.library.register_fake("tilewise::conv2d", _fake, lib=_LIBRARY)
 torch.library.register_autograd("tilewise::conv2d", _backward, setup_context=_save, lib=_LIBRARY)

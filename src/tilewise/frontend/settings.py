@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..kernels.cpu.launch import KERNELS
 from ..kernels.cpu.memory import POOL
-from ..runtime.weights import PREPARED
+from ..runtime.weights import MADE
 from .ops import ENGINE
 
 
@@ -16,7 +16,7 @@ def set_memory_limit(pool: int | None = None, weights: int | None = None) -> Non
     if pool is not None:
         POOL.limit = pool
     if weights is not None:
-        PREPARED.limit = weights
+        MADE.limit = weights
 
 
 def set_cache_limit(kernels: int | None = None, executables: int | None = None) -> None:

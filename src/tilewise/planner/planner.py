@@ -149,7 +149,8 @@ def _is_legal(algorithm: Algorithm, inner: Problem, t: Target, schedule: Schedul
 
 def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
           schedule: Schedule | None) -> Plan:
-    schedule = algorithm.default(inner, t) if schedule is None else schedule
+    if schedule is None:  # one for all batches of a bucket, so that they share a kernel
+        schedule = algorithm.default(inner.with_(n=bucket(p)), t)
     plan = Plan(p, t, algorithm.name, algorithm.version, schedule, inner,
                 algorithm.cost(inner, t, schedule), "estimate",
                 algorithm.error(inner, t, schedule))

@@ -1,61 +1,91 @@
-"""Prepared weights, made once for each weight tensor and its version."""
+"""Weights made ready once: prepared for a kernel, or with a normalisation multiplied in."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..core.lru import Lru
+from ..kernels.cpu.fingerprint import fingerprint
 from .executable import Executable
 
 DEFAULT_LIMIT = 2 << 30
 
 
-class _Prepared:
-    """A prepared weight, and what it was made from."""
+def state_of(tensor: Tensor | None) -> object:
+    """What changes when a tensor does: its version, its place, and a sample of its values.
 
-    def __init__(self, source: Tensor, value: Any, forget: Any) -> None:
-        self.source = weakref.ref(source, forget)
-        self.state, self.value = _state(source), value
-
-    def is_of(self, weight: Any) -> bool:
-        alive = self.source() is weight  # an id can be given again
-        return alive and self.state == _state(weight)
-
-
-def _state(weight: Tensor) -> tuple[int, ...]:
-    """What changes when a weight does; fused optimizers tell no version counter."""
-    return weight._version, weight.data_ptr(), _steps
+    Writes through `.data` and by fused optimizers tell no version counter; the sample sees them
+    where they change the tensor as a whole.
+    """
+    if tensor is None:
+        return None
+    seen = tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()
+    sample = fingerprint(tensor.data_ptr(), tensor.numel()) if seen else 0
+    return tensor._version, tensor.data_ptr(), sample
 
 
-def _count_step(*_: object) -> None:
-    global _steps
-    _steps += 1
+class _Made:
+    """Something made from tensors, as long as they live and do not change."""
+
+    def __init__(self, sources: tuple[Tensor | None, ...], value: Any, forget: Any) -> None:
+        self.sources = [weakref.ref(t, forget) for t in sources if t is not None]
+        self.state, self.value = tuple(state_of(t) for t in sources), value
+
+    def is_of(self, sources: tuple[Tensor | None, ...]) -> bool:
+        alive = [ref() for ref in self.sources]  # an id can be given again
+        same = all(a is b for a, b in zip(alive, (t for t in sources if t is not None),
+                                          strict=True))
+        return same and self.state == tuple(state_of(t) for t in sources)
 
 
-_steps = 0  # of all optimizers
-register_optimizer_step_post_hook(_count_step)
+def _bytes(entry: _Made) -> int:
+    values = entry.value if isinstance(entry.value, tuple) else (entry.value,)
+    owned = {v.data_ptr(): v.numel() * v.element_size() for v in values if isinstance(v, Tensor)}
+    for source in (ref() for ref in entry.sources):
+        owned.pop(source.data_ptr() if source is not None else 0, None)
+    return sum(owned.values())
 
 
-def _bytes(entry: _Prepared) -> int:
-    value = entry.value
-    shares = isinstance(value, Tensor) and value.data_ptr() == entry.state[1]
-    return 0 if shares or not isinstance(value, Tensor) else value.numel() * value.element_size()
+MADE: Lru[_Made] = Lru(DEFAULT_LIMIT, weigh=_bytes)
 
 
-PREPARED: Lru[_Prepared] = Lru(DEFAULT_LIMIT, weigh=_bytes)
+def made_once(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Any:
+    """make(), or what it gave before if the sources are as they were then."""
+    if any(t is not None and t.is_inference() for t in sources):
+        return make()  # without version counters nobody would notice a change
+    key = (name, *(id(t) for t in sources))
+    entry = MADE.get(key)
+    if entry is None or not entry.is_of(sources):
+        entry = MADE.put(key, _Made(sources, make(), lambda _: MADE.drop(key)))
+    return entry.value
 
 
 def prepared(weight: Tensor, executable: Executable) -> Any:
     """The weight as the executable's kernel wants it."""
-    if weight.is_inference():  # has no version counter: nobody would notice a change
-        return executable.prepare(weight)
-    key = (id(weight), executable.weight_key)
-    entry = PREPARED.get(key)
-    if entry is None or not entry.is_of(weight):
-        value = executable.prepare(weight)
-        entry = PREPARED.put(key, _Prepared(weight, value, lambda _: PREPARED.drop(key)))
-    return entry.value
+    return made_once(executable.weight_key, lambda: executable.prepare(weight), weight)
+
+
+def folded(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
+           scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """Weight and bias of one convolution that also does the batch norm behind it."""
+    sources = (weight, bias, mean, variance, scale, shift)
+    found: tuple[Tensor, Tensor] = made_once(
+        ("fold", eps), lambda: _fold(weight, bias, mean, variance, scale, shift, eps), *sources)
+    return found
+
+
+@torch.no_grad()
+def _fold(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
+          scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    factor = (variance.double() + eps).rsqrt()
+    factor = factor if scale is None else factor * scale.double()
+    offset = -mean.double() if bias is None else bias.double() - mean.double()
+    offset = offset * factor
+    offset = offset if shift is None else offset + shift.double()
+    whole = weight.double() * factor[:, None, None, None]
+    return whole.to(weight.dtype), offset.to(weight.dtype)

@@ -18,6 +18,8 @@ from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
+from llvmlite.binding.ffi import ObjectRef
+from llvmlite.binding.newpassmanagers import NewPassManager
 
 from ...core.files import cache_directory, is_private, write_atomically
 from ...core.isa import Isa
@@ -89,8 +91,16 @@ def _optimise(module: Module) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
     options.loop_vectorization = options.slp_vectorization = False
     options.loop_unrolling = options.loop_interleaving = False
     passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(parsed, passes)
+    manager = passes.getModulePassManager()
+    manager.run(parsed, passes)
+    _free(manager)
     return machine, parsed
+
+
+def _free(manager: llvm.ModulePassManager) -> None:
+    """Where llvmlite does not: the no-op of one parent class hides the other's _dispose."""
+    if type(manager)._dispose is ObjectRef._dispose:
+        NewPassManager._dispose(manager)
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,76 @@
+"""torch.compile(model, backend="tilewise").
+
+The captured graph's convolutions, with what follows them, become calls of tilewise's operators;
+the rest goes to Inductor where there is a C++ compiler, and runs as it is where not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from .ops import conv2d, conv2d_norm, output_shape, then, wants_gradient
+from .patterns import CONV2D, F_BATCH_NORM, Chain, arguments
+
+NORM = ("running_mean", "running_var", "weight", "bias", "eps")
+
+
+def tilewise(model: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The backend: registered under the name "tilewise"."""
+    rewrite(model)
+    if not _has_compiler():
+        return model.forward
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(model, example_inputs)
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in ("g++", "c++", "clang++"))
+
+
+def rewrite(model: fx.GraphModule) -> int:
+    """Replace the convolutions of a captured graph; returns how many there were."""
+    found = [node for node in model.graph.nodes
+             if node.op == "call_function" and node.target is torch.conv2d]
+    for node in found:
+        _replace(model, node)
+    model.graph.lint()
+    model.recompile()
+    return len(found)
+
+
+def _replace(model: fx.GraphModule, conv: fx.Node) -> None:
+    options, chain = arguments(conv, CONV2D), Chain(model, conv)
+    norm = {} if chain.norm is None else arguments(chain.norm, F_BATCH_NORM)
+    with model.graph.inserting_after(chain.last):
+        fused = model.graph.call_function(
+            convolve, (options["input"], options["weight"], options["bias"], chain.residual),
+            {"norm": [norm[name] for name in NORM] if norm else None,
+             "tail": (chain.activation, chain.pool),
+             **{name: options[name] for name in ("stride", "padding", "dilation", "groups")}})
+    fused.meta = dict(chain.last.meta)
+    chain.replace_by(fused)
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, *,
+             norm: Any, tail: tuple[str | None, int], **options: Any) -> Tensor:
+    """A convolution and what follows it, as few calls as that allows."""
+    activation, pool = tail
+    x = x if x.dim() != 4 else x.contiguous(memory_format=torch.channels_last)
+    if norm is not None and wants_gradient(x, weight, bias, residual, *norm):
+        y = conv2d(x, weight, bias, **options)
+        mean, variance, scale, shift, eps = norm
+        y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
+        return then(y if residual is None else y + residual, activation, pool)
+    shape = output_shape(x, weight, options["stride"], options["padding"], options["dilation"])
+    run = conv2d if norm is None else partial(conv2d_norm, norm=norm)
+    if residual is not None and tuple(residual.shape) != shape:
+        return then(run(x, weight, bias, **options) + residual, activation, pool)
+    return run(x, weight, bias, activation=activation, residual=residual, pool=pool, **options)
