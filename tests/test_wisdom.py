@@ -1,0 +1,178 @@
+"""Plans that outlive the process: readable, validated one by one, never lost, never trusted."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import pytest
+
+import tilewise
+from tilewise.core.schedule import Schedule
+from tilewise.frontend.ops import ENGINE
+from tilewise.planner import Planner
+from tilewise.planner.wisdom import Entry, Wisdom, key
+
+PROBLEM = tilewise.Problem.parse("n2c16h14w14k32r3s3p1_f32_forward+bias+relu")
+TARGET = tilewise.Target.host(threads=2)
+VERSIONS = {"torch": "1", "llvm": "2"}
+
+
+def wise(seconds=1.0, algorithm="cpu_direct"):
+    wisdom = Wisdom(VERSIONS)
+    plan = ENGINE.planner.plan(PROBLEM, TARGET, algorithm=algorithm)
+    wisdom.record(replace(plan, seconds=seconds))
+    return wisdom
+
+
+def planner(wisdom):
+    return Planner(ENGINE.planner.algorithms, wisdom=wisdom)
+
+
+def only_entry(wisdom):
+    (entry,) = wisdom.entries.values()
+    return entry
+
+
+def with_entry(**changes):
+    wisdom = wise()
+    (name,) = wisdom.entries
+    wisdom.entries[name] = replace(wisdom.entries[name], **changes)
+    return wisdom
+
+
+def test_saved_and_loaded_again(tmp_path):
+    path = tmp_path / "wisdom.json"
+    wise().save(path)
+    again = Wisdom(VERSIONS)
+    assert again.load(path) == 1
+    assert again.entries == wise().entries
+    assert json.loads(path.read_text())["format"] == 1
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_remembered_plan_is_used():
+    cheapest = planner(Wisdom(VERSIONS)).plan(PROBLEM, TARGET)
+    assert cheapest.algorithm != "cpu_direct"
+    found = planner(wise()).plan(PROBLEM, TARGET)
+    assert (found.algorithm, found.source, found.seconds) == ("cpu_direct", "wisdom", 1.0)
+
+
+@pytest.mark.parametrize("changes", [
+    {"version": 99}, {"algorithm": "gone"}, {"schedule": Schedule(tile_h=3)},
+    {"versions": (("llvm", "3"), ("torch", "1"))}], ids=lambda c: next(iter(c)))
+def test_a_stale_entry_is_not_used(changes):
+    assert planner(with_entry(**changes)).plan(PROBLEM, TARGET).source == "estimate"
+
+
+def test_an_entry_beyond_the_error_asked_for_is_not_used():
+    found = planner(wise(algorithm="cpu_winograd")).plan(PROBLEM, TARGET, max_error=1e-9)
+    assert found.source == "estimate"
+    assert found.algorithm == "vendor"
+
+
+def test_wisdom_only_runs_what_is_known_and_torch_otherwise():
+    assert planner(wise()).plan(PROBLEM, TARGET, "wisdom_only").algorithm == "cpu_direct"
+    assert planner(Wisdom(VERSIONS)).plan(PROBLEM, TARGET, "wisdom_only").algorithm == "vendor"
+
+
+def test_batches_share_a_bucket_and_threads_do_not():
+    assert key(PROBLEM.with_(n=5), TARGET) == key(PROBLEM.with_(n=8), TARGET)
+    assert key(PROBLEM.with_(n=5), TARGET) != key(PROBLEM.with_(n=4), TARGET)
+    assert key(PROBLEM, TARGET) != key(PROBLEM, TARGET.with_(threads=1))
+
+
+def test_merging_keeps_the_faster_and_drops_nothing():
+    slow, fast = wise(2.0), wise(1.0)
+    other = Entry("vendor", 1, Schedule(), 1.0, slow.versions)
+    slow.entries["other"] = other
+    slow.merge(fast)
+    assert slow.entries["other"] == other
+    assert min(e.seconds for e in slow.entries.values()) == 1.0
+    fast.merge(wise(2.0))
+    assert only_entry(fast).seconds == 1.0
+
+
+def test_a_file_cut_at_every_byte_is_survived(tmp_path):
+    path = tmp_path / "wisdom.json"
+    wise().save(path)
+    whole = path.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for cut in range(len(whole) - 2):  # without its last line break it is still whole
+            path.write_bytes(whole[:cut])
+            assert Wisdom(VERSIONS).load(path) == 0
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"format": 2, "entries": {}}',
+                                  '{"format": 1, "entries": []}', "\x00\xff", "[" * 100_000])
+def test_a_foreign_file_costs_a_warning(tmp_path, text):
+    path = tmp_path / "wisdom.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.warns(UserWarning, match="wisdom"):
+        assert Wisdom(VERSIONS).load(path) == 0
+
+
+def test_one_bad_entry_does_not_cost_the_others(tmp_path):
+    path = tmp_path / "wisdom.json"
+    wise().save(path)
+    data = json.loads(path.read_text())
+    data["entries"]["bad"] = {"algorithm": "x", "seconds": "soon"}
+    data["entries"]["worse"] = 3
+    path.write_text(json.dumps(data))
+    with pytest.warns(UserWarning, match="2 of 3 entries"):
+        assert Wisdom(VERSIONS).load(path) == 1
+
+
+def test_a_file_that_others_can_write_is_not_read(tmp_path):
+    path = tmp_path / "wisdom.json"
+    wise().save(path)
+    path.chmod(0o666)
+    with pytest.warns(UserWarning, match="written by others"):
+        assert Wisdom(VERSIONS).load(path) == 0
+
+
+TUNER = """
+import sys
+from pathlib import Path
+from tilewise.core.schedule import Schedule
+from tilewise.planner.wisdom import Entry, Wisdom
+path, who = Path(sys.argv[1]), sys.argv[2]
+for turn in range(50):
+    wisdom = Wisdom({"torch": "1"})
+    wisdom.entries[f"{who} {turn}"] = Entry("vendor", 1, Schedule(), 1.0, wisdom.versions)
+    wisdom.save(path)
+"""
+
+
+def test_two_processes_that_tune_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "wisdom.json"
+    tuners = [subprocess.Popen([sys.executable, "-c", TUNER, str(path), who]) for who in "ab"]
+    assert [tuner.wait(timeout=120) for tuner in tuners] == [0, 0]
+    found = Wisdom({"torch": "1"})
+    assert found.load(path) == 100
+    assert sorted(os.listdir(tmp_path)) == ["wisdom.json", "wisdom.json.lock"]
+
+
+def test_measuring_is_remembered_and_shared_through_the_public_functions(tmp_path):
+    problem = PROBLEM.with_(h=9, w=9)
+    tilewise.wisdom.forget()
+    plan = ENGINE.plan(problem, TARGET, effort="measure")
+    assert plan.source == "measured"
+    path = tilewise.wisdom.save(tmp_path / "mine.json")
+    tilewise.wisdom.forget()
+    assert ENGINE.plan(problem, TARGET).source == "estimate"
+    assert tilewise.wisdom.merge(tmp_path / "all.json", path) == 1
+    assert tilewise.wisdom.load(tmp_path / "all.json") == 1
+    again = ENGINE.plan(problem, TARGET)
+    assert (again.source, again.algorithm, again.schedule) == (
+        "wisdom", plan.algorithm, plan.schedule)
+    tilewise.wisdom.forget()
+
+
+def test_an_unknown_effort_says_which_there_are():
+    with pytest.raises(tilewise.TilewiseError, match="needs one of estimate, wisdom_only"):
+        ENGINE.plan(PROBLEM, TARGET, effort="hard")
