@@ -1,0 +1,95 @@
+"""Whole models against torch's best, interleaved in one run.
+
+    python benchmarks/models.py vgg16 --batch 8
+    python benchmarks/models.py resnet50 --batch 16 --effort measure
+
+Torch's best is the best of eager contiguous, eager channels-last, and torch.compile with freezing
+and channels-last (left out with --no-compile); it runs with huge pages. No speed is printed for a
+result that is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import sys
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+os.environ.setdefault("TORCHINDUCTOR_FREEZING", "1")
+
+import torch
+
+import tilewise
+from tilewise.models import MODELS
+from tilewise.planner.measure import interleaved
+
+
+def example(model: str, batch: int) -> torch.Tensor:
+    channels, size = {"lenet_a": (1, 86), "lenet_b": (1, 70)}.get(model, (3, 224))
+    return torch.randn(batch, channels, size, size)
+
+
+def settle(model: torch.nn.Module) -> torch.nn.Module:
+    """Batch norms with statistics as after training, so that values neither grow nor vanish."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None
+    model.train()
+    model(torch.randn(2, *example(model.kind, 1).shape[1:]))
+    return model.eval()
+
+
+def rms_error(y: torch.Tensor, reference: torch.Tensor) -> float:
+    return float(((y.double() - reference).square().mean() / reference.square().mean()).sqrt())
+
+
+def contenders(model, x, args):
+    """Callables by name; the first are torch's."""
+    last = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    x_last = x.contiguous(memory_format=torch.channels_last)
+    runs = {"eager nchw": lambda: model(x), "eager nhwc": lambda: last(x_last)}
+    if not args.no_compile:
+        compiled = torch.compile(copy.deepcopy(last))
+        runs["compiled"] = lambda: compiled(x_last)
+    ours = tilewise.optimize(model, x, effort=args.effort)
+    runs["tilewise"] = lambda: ours(x)
+    return runs, ours
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--effort", default="estimate")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--layers", action="store_true", help="print the table of layers")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    model = MODELS[args.model]()
+    model.kind = args.model
+    model, x = settle(model), example(args.model, args.batch)
+    runs, ours = contenders(model, x, args)
+    reference = copy.deepcopy(model).double()(x[:2].double())
+    errors = {name: rms_error(run()[:2], reference) for name, run in runs.items()}
+    if not errors["tilewise"] < 2e-5:
+        sys.exit(f"rms error {errors['tilewise']:.1e}: no speed for a wrong result")
+    times = dict(zip(runs, interleaved(list(runs.values()), args.rounds, 0.05, 240), strict=True))
+    best = min(time.minimum for name, time in times.items() if name != "tilewise")
+    middle = min(time.median for name, time in times.items() if name != "tilewise")
+    for name, time in times.items():
+        print(f"{args.model} batch {args.batch} {name:11} {time.minimum * 1e3:9.2f} ms "
+              f"(median {time.median * 1e3:9.2f}, spread {time.spread:.0%}), "
+              f"{best / time.minimum:5.2f}x of torch's best (median {middle / time.median:5.2f}x), "
+              f"error {errors[name]:.1e}", flush=True)
+    if args.layers:
+        print(tilewise.explain(ours, x, effort="measure"))
+
+
+if __name__ == "__main__":
+    main()
