@@ -84,9 +84,11 @@ class Arena:
     @contextmanager
     def buffers(self, counts: Iterable[int], side: str) -> Iterator[list[Buffer]]:
         held = [Buffer(self._region(count), count, side) for count in counts]
-        yield held
-        for buffer in held:
-            self._free[buffer.region.pages].append(buffer.region)
+        try:
+            yield held
+        finally:
+            for buffer in held:
+                self._free[buffer.region.pages].append(buffer.region)
 
     def _region(self, count: int) -> Region:
         pages = max(1, -(-4 * count // PAGE))
@@ -199,9 +201,9 @@ def run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, p
 
 def laid_out(images: torch.Tensor | None, p: Problem) -> torch.Tensor | None:
     """The floats of (N, C, H, W) images in the problem's order."""
-    if images is None or p.layout == "nchw":
-        return None if images is None else images.flatten()
-    return images.permute(0, 2, 3, 1).flatten()
+    if images is None:
+        return None
+    return (images if p.layout == "nchw" else images.permute(0, 2, 3, 1)).flatten()
 
 
 def _check_memory(buffers: Sequence[Buffer], sources: Sequence[torch.Tensor | None]) -> None:
@@ -258,7 +260,7 @@ def check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int = 
 
 
 def describe(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> str:
-    return f"{p} on {t}: {algorithm.name} [{s}] {s.to_json()}"
+    return f"{p} on {t}: {algorithm.name} {s.to_json()}"
 
 
 # problems and schedules
@@ -349,10 +351,10 @@ def _unrolled(s: Schedule) -> int:
 
 
 class Crash(AssertionError):
-    """A process ended before its function did."""
+    """A process did not come to the end of its function."""
 
 
-def in_process(function: str, *args: object) -> Any:
+def in_process(function: str, *args: object, limit: float = 900) -> Any:
     """The JSON-able result of `module:function` of a test module, run in a process of its own.
 
     Lines printed by the function say what it is about to do: after a crash, the last is shown.
@@ -364,10 +366,12 @@ def in_process(function: str, *args: object) -> Any:
     # several processes share the cores: threads that wait must not spin
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1",
                    "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(args)], env=environment,
-                          capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
+    try:
+        done = subprocess.run([sys.executable, "-c", code, json.dumps(args)], env=environment,
+                              capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired as late:
+        raise Crash(f"not done after {limit} s: {str(late.stdout)[-1000:]}") from None
+    last = (done.stdout.splitlines() or ["the import"])[-1]
     if done.returncode:
-        last = lines[-1] if lines else "before anything was run"
         raise Crash(f"ended with {done.returncode} at {last}\n{done.stderr[-3000:]}")
-    return json.loads(lines[-1])
+    return json.loads(last)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.algorithms.reference import convolve
-from tilewise.core import ISA, Problem, Target
+from tilewise.core import ISA, Algorithm, Problem, Schedule, Target
 from tilewise.core.isa import available
 from tilewise.planner.planner import inner_problem
 
@@ -28,8 +28,8 @@ ROWS = [pytest.param(row, marks=pytest.mark.skipif(
     for row in ("generic", "avx2", "avx512")]
 CHUNKS = 4
 SHAPES = 780  # on each row of ISA
-BATCHES = 4  # problems that share a shape, and so a kernel
-LEAST = 3000  # distinct problems on each row
+BATCHES = 4  # sizes that share a shape, and so a kernel; some shapes are also run empty
+LEAST = 3000  # distinct problems on each row, empty ones not counted
 FLOOR = 150  # problems each algorithm runs on each row
 EVERY = 64  # spaces of so many combinations are run in full
 SOME = 40  # schedules of larger ones
@@ -54,6 +54,7 @@ MUST_ACCEPT = {
                       "n2c1h9w17k1r11s11p20d3_f32_forward+bias+residual"),
 }
 SMALL = ("n2c8h9w15k70r3s3p1_f32_forward+bias+residual+relu",
+         "n2c8h9w15k70r3s3p1_f32_forward+bias+relu+pool2",
          "n2c8h9w15k70r1s1_f32_forward+bias+residual+relu",
          "n2c21h9w15k21r3s3p1g21_f32_forward+bias+residual+relu")
 LARGER = ("n2c64h28w28k70r3s3p1_f32_forward+bias+relu",
@@ -89,7 +90,8 @@ def random_cases(row: str) -> list[Case]:
         p = p.with_(layout=layouts[turns[able] // len(able) % len(layouts)])
         p = inner_problem(GENERATED[name], p)
         turns[able] += 1
-        cases.append(Case(number, p, rng.sample(range(6), BATCHES), name))
+        empty = [0] if rng.random() < 0.15 else []
+        cases.append(Case(number, p, empty + rng.sample(range(1, 7), BATCHES), name))
     return cases
 
 
@@ -120,21 +122,28 @@ def run_spaces(row: str) -> dict[str, Any]:
 def _run_space(name: str, target: Target) -> dict[str, Any]:
     """Every schedule, or some where there are many."""
     algorithm, failures, rng = GENERATED[name], [], random.Random(f"{name} on {target}")
-    p = next(p for p in map(Problem.parse, SMALL) if not algorithm.reject(p, target))
-    space = algorithm.space(p, target)
-    if math.prod(len(values) for values in space.tunables.values()) <= EVERY:
-        schedules = list(space)
-    else:
-        schedules = [harness.random_schedule(algorithm, p, target, rng) for _ in range(SOME)]
-    for number, s in enumerate(schedules):
-        layouts = sorted(algorithm.layouts)
-        q = p.with_(layout=layouts[number % len(layouts)])
-        print(harness.describe(algorithm, q, target, s))
+    points = _points(algorithm, target, rng)
+    for number, (p, s) in enumerate(points):
+        print(harness.describe(algorithm, p, target, s))
         try:
-            harness.check(algorithm, q, target, s, number)
+            harness.check(algorithm, p, target, s, number)
         except Mismatch as mismatch:
             failures.append(str(mismatch))
-    return {"ran": len(set(schedules)), "failures": failures}
+    return {"ran": len(set(points)), "failures": failures}
+
+
+def _points(algorithm: Algorithm, target: Target,
+            rng: random.Random) -> list[tuple[Problem, Schedule]]:
+    """Schedules of small problems, in all layouts, with and without a pool where that is fused."""
+    asked = [p.with_(layout=layout) for p in map(Problem.parse, SMALL)
+             for layout in sorted(algorithm.layouts)]
+    inner = dict.fromkeys(inner_problem(algorithm, p) for p in asked)
+    problems = [p for p in inner if not algorithm.reject(p, target)]
+    space = algorithm.space(problems[0], target)
+    if math.prod(len(values) for values in space.tunables.values()) <= EVERY:
+        return [(problems[0], s) for s in space]
+    turns = (problems[number % len(problems)] for number in range(SOME))
+    return [(p, harness.random_schedule(algorithm, p, target, rng)) for p in turns]
 
 
 def run_repeatedly(row: str) -> dict[str, Any]:
@@ -198,10 +207,10 @@ def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
     pool = ThreadPoolExecutor(os.cpu_count())
     found = Jobs(pool)
     for item in request.session.items:
-        job = getattr(item.function, "job", None)  # type: ignore[attr-defined]
+        job = getattr(getattr(item, "function", None), "job", None)
         skipped = any(mark.args[0] for mark in item.iter_markers("skipif"))
         if job and not skipped:
-            found.start(job, *item.callspec.params.values())  # type: ignore[attr-defined]
+            found.start(job, *item.callspec.params.values())
     yield found
     pool.shutdown(cancel_futures=True)
 
@@ -235,7 +244,8 @@ def test_random_problems_are_many_and_reach_every_algorithm(jobs: Jobs, row: str
         seen = {problem for result in results for problem in result["ran"][name]}
         assert len(seen) >= FLOOR, name
     problems = {p for result in results for ran in result["ran"].values() for p in ran}
-    assert len(problems) >= LEAST
+    assert len({p for p in problems if not p.startswith("n0")}) >= LEAST
+    assert sum(p.startswith("n0") for p in problems) >= 50
     assert sum(result["compared"] for result in results) >= 2 * LEAST
 
 
@@ -382,3 +392,14 @@ def test_nan_reaches_what_it_reaches_in_torch(name: str) -> None:
     expected = F.conv2d(x, weight, **options).relu()
     assert torch.equal(y.isnan(), expected.isnan())
     assert torch.equal(y.isinf(), expected.isinf())
+
+
+def test_the_caller_keeps_its_denormals() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the kernel then runs on this very thread
+    try:
+        tiny = direct(torch.full((1, 1, 4, 4), 1e-30), torch.full((1, 1, 1, 1), 1e-10))
+    finally:
+        torch.set_num_threads(before)
+    assert (tiny == 0).all()  # kernels count them as zero
+    assert (torch.full((4,), 1e-30) * 1e-10 != 0).all()

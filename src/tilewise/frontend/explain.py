@@ -82,6 +82,8 @@ def _explain_problem(p: Problem, t: Target, max_error: float | None,
     found = ENGINE.planner.candidates(p, t, max_error)
     if effort in ("measure", "exhaustive"):
         found = _measured(found)
+    if not any(candidate.plan for candidate in found):
+        return Explanation(p, t, tuple(found))
     chosen = ENGINE.plan(p, t, "estimate" if effort == "measure" else effort, max_error=max_error)
     if chosen.source == "wisdom":
         found = [Candidate(chosen.algorithm, chosen),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..core.lru import Lru
 from ..kernels.cpu.fingerprint import fingerprint
@@ -19,14 +20,29 @@ DEFAULT_LIMIT = 2 << 30
 def state_of(tensor: Tensor | None) -> object:
     """What changes when a tensor does: its version, its place, and a sample of its values.
 
-    Writes through `.data` and by fused optimizers tell no version counter; the sample sees them
-    where they change the tensor as a whole.
+    Fused optimizers tell no version counter, so the steps of all are counted. Nor do writes
+    through `.data`; the sample sees them where they change the tensor as a whole.
     """
     if tensor is None:
         return None
-    seen = tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()
+    seen = tensor.is_cpu and tensor.dtype == torch.float32 and _is_dense(tensor)
     sample = fingerprint(tensor.data_ptr(), tensor.numel()) if seen else 0
-    return tensor._version, tensor.data_ptr(), sample
+    return tensor._version, tensor.data_ptr(), sample, _steps
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its values lie side by side, in whatever order."""
+    return tensor.is_contiguous() or (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def _count_step(*_: object) -> None:
+    global _steps
+    _steps += 1
+
+
+_steps = 0  # of all optimizers
+register_optimizer_step_post_hook(_count_step)
 
 
 class _Made:

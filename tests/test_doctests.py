@@ -1,0 +1,43 @@
+"""The examples of docstrings run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import tilewise.core
+import tilewise.frontend
+from tilewise.frontend.ops import ENGINE
+from tilewise.frontend.settings import set_cache_limit, set_memory_limit
+from tilewise.kernels.cpu.launch import KERNELS
+from tilewise.kernels.cpu.memory import POOL
+from tilewise.runtime.weights import MADE
+
+MODULES = sorted(f"{package.__name__}.{module.name}"
+                 for package in (tilewise.core, tilewise.frontend)
+                 for module in pkgutil.iter_modules(package.__path__))
+# what users call first, and so what must show how
+SHOWN = ("tilewise.core.problem", "tilewise.core.schedule", "tilewise.core.target",
+         "tilewise.frontend.explain", "tilewise.frontend.ops", "tilewise.frontend.settings")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    caches = (POOL, MADE, KERNELS, ENGINE.executables)
+    limits = [cache.limit for cache in caches]
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs={"torch": torch})
+    for cache, limit in zip(caches, limits):
+        cache.limit = limit
+    assert result.failed == 0
+    assert result.attempted > 0 or name not in SHOWN
+
+
+def test_the_modules_are_found() -> None:
+    assert set(SHOWN) <= set(MODULES)
+    assert set_cache_limit.__doc__
+    assert set_memory_limit.__doc__

@@ -1,0 +1,93 @@
+"""Nothing is hidden: every candidate is printed, with its time or with the reasons against it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tilewise
+from tilewise.core import InvalidProblem, Problem, Target, TilewiseError
+
+AVX512 = Target("cpu", "avx512", 2)
+LAYER = "n8c64h56w56k64r3s3p1_f32_forward+bias+relu"
+TIME = r"\d+\.\d us estimate +\d+\.\d GF/s  error <= \de-\d\d  "
+
+
+def rows(text: str) -> dict[str, str]:
+    """What is said of each algorithm."""
+    lines = [line[2:].split(maxsplit=1) for line in text.splitlines()[2:]]
+    return dict(lines)
+
+
+def test_a_float64_problem_shows_refusals() -> None:
+    text = str(tilewise.explain("n1c8h8w8k8r3s3p1_f64_forward", target=AVX512))
+    title, size, first, *_ = text.splitlines()
+    assert title == "n1c8h8w8k8r3s3p1_f64_forward on cpu:avx512:t2"
+    assert re.fullmatch(r"\d\.\d+ GFLOP, \d+\.\d MB", size)
+    assert first.startswith("> vendor")
+    said = rows(text)
+    assert set(said) == set(tilewise.algorithms())
+    assert said["cpu_direct"] == "refused: dtype is f64, needs f32"
+    assert said["cpu_winograd"] == "refused: dtype is f64, needs f32"
+    assert said["cpu_pointwise"] == (
+        "refused: dtype is f64, needs f32; filter is 3x3, needs 1x1; "
+        "padding is (1, 1, 1, 1), needs 0")
+    assert re.match(TIME, said["vendor"])
+
+
+@pytest.mark.parametrize("subject", [LAYER, Problem.parse(LAYER)], ids=["string", "problem"])
+def test_every_candidate_is_printed(subject: str | Problem) -> None:
+    explanation = tilewise.explain(subject, target=AVX512)
+    text = str(explanation)
+    assert repr(explanation) == text
+    assert text.splitlines()[0] == f"{LAYER} on cpu:avx512:t2"
+    assert text.splitlines()[1] == "1.850 GFLOP, 13.0 MB"
+    said = rows(text)
+    assert set(said) == set(tilewise.algorithms())
+    for name, line in said.items():
+        assert re.match(TIME, line) or line.startswith("refused: "), name
+    assert said["cpu_depthwise"].startswith("refused: groups is 1 for 64 input and 64 output")
+    assert said["vendor"].endswith("-, then relu")  # what it cannot fuse
+    assert "tile_w=" in said["cpu_direct"]
+    times = [float(line.split()[0]) for line in said.values() if "refused" not in line]
+    assert times == sorted(times)
+    assert [line[0] for line in text.splitlines()[2:]].count(">") == 1
+
+
+def test_what_is_first_is_what_runs() -> None:
+    explanation = tilewise.explain(LAYER, target=AVX512)
+    assert explanation.plan == explanation.candidates[0].plan
+    assert f"> {explanation.plan.algorithm}" in str(explanation)
+
+
+def test_a_bound_on_the_error() -> None:
+    said = rows(str(tilewise.explain(LAYER, target=AVX512, max_error=3e-7)))
+    assert re.fullmatch(r"refused: error is up to \d\.\de-\d\d, needs at most 3.0e-07",
+                        said["cpu_direct"])
+    assert "refused" not in said["reference"]
+
+
+def test_measured_candidates() -> None:
+    text = str(tilewise.explain("n1c16h14w14k16r3s3p1_f32_forward", effort="measure"))
+    said = rows(text)
+    assert set(said) == set(tilewise.algorithms())
+    timed = [name for name, line in said.items() if " us measured " in line]
+    assert {"vendor", "cpu_direct"} <= set(timed)
+
+
+@pytest.mark.parametrize("effort", ["estimate", "measure"])
+def test_a_problem_that_nothing_can_run(effort: str) -> None:
+    explanation = tilewise.explain("n1c8h8w8k8r3s3p1_f32_backward_weight", effort=effort)
+    said = rows(str(explanation))
+    assert explanation.plan is None
+    assert ">" not in str(explanation)
+    assert len(said) == len(tilewise.algorithms())
+    assert all("direction is backward_weight, needs forward" in line for line in said.values())
+
+
+def test_what_cannot_be_explained() -> None:
+    with pytest.raises(InvalidProblem, match="cannot read the problem 'conv 3x3'; needs a line"):
+        tilewise.explain("conv 3x3")
+    with pytest.raises(TilewiseError, match="effort is 'mesure', needs one of"):
+        tilewise.explain(LAYER, effort="mesure")
