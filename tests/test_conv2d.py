@@ -81,6 +81,7 @@ def test_the_comparison_can_fail() -> None:
 
 @pytest.mark.parametrize("padding", ["same", "valid", 0, 2, (1, 3), [2], (0, 1, 2, 3), (3, 0) * 2])
 @pytest.mark.parametrize("dilation", [1, (2, 1), [3, 2]])
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_padding(padding: Any, dilation: Any) -> None:
     assert_same(draw(2, 5, 17, 15), draw(7, 5, 3, 4), draw(7), 1, padding, dilation)
 
@@ -451,8 +452,7 @@ def operator_arguments(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[A
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("activation", [None, "relu"])
-@pytest.mark.parametrize("padding", [1, (1, 1, 2, 0)])
+@pytest.mark.parametrize("activation, padding", [(None, 1), ("relu", (1, 1, 2, 0))])
 def test_opcheck(name: str, activation: str | None, padding: Any,
                  operator_arguments: Callable[..., tuple[Any, ...]]) -> None:
     x, weight, bias, residual = CALLS[name]()
@@ -555,7 +555,7 @@ def test_an_optimizer_step_is_noticed(optimizer: Any, options: dict[str, bool],
 
     def step_of_one_element(weight: torch.nn.Parameter) -> None:
         weight.grad = torch.zeros_like(weight)
-        weight.grad[5, 3, 1, 2] = 1
+        weight.grad[5, 3, 1, 1] = 1
         optimizer([weight], lr=0.1, **options).step()
 
     check_follows(step, layout)
@@ -572,6 +572,10 @@ def test_changes_of_a_weight_are_noticed() -> None:
         with torch.no_grad():
             weight[3].mul_(-2)
 
+    def one_element(weight: torch.nn.Parameter) -> None:
+        with torch.no_grad():
+            weight[5, 3, 1, 1] += 1
+
     def in_inference(weight: torch.nn.Parameter) -> None:
         with torch.inference_mode():
             weight.mul_(2)
@@ -582,10 +586,11 @@ def test_changes_of_a_weight_are_noticed() -> None:
         module.load_state_dict({"weight": other})
 
     def through_a_view(weight: torch.nn.Parameter) -> None:
-        weight.detach().view(-1)[7:].neg_()
+        weight.detach().select(0, 3).neg_()
 
-    for change in (assign, in_place, in_inference, load, through_a_view):
+    for change in (assign, in_place, one_element, in_inference, load, through_a_view):
         check_follows(change)
+        check_follows(change, LAST)
 
 
 @pytest.mark.parametrize("change", [lambda w: w.data.mul_(2),

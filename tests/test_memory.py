@@ -103,7 +103,7 @@ def test_sizes_near_each_other_share_a_block(pool: Pool) -> None:
 
 def test_live_tensors_never_overlap(pool: Pool) -> None:
     rng, live = random.Random(0), []
-    for step in range(400):
+    for step in range(200):
         if live and rng.random() < 0.5:
             tensor, value = live.pop(rng.randrange(len(live)))
             assert bool((tensor == value).all())
@@ -329,4 +329,4 @@ def test_memory_levels_off(tmp_path: Path) -> None:
     assert found["most_kept"] > 0
     first, last = max(found["resident"][:100]), max(found["resident"][-50:])
     print(f"resident after 100 shapes {first:.0f} MB, after 300 {last:.0f} MB")
-    assert last - first < 24  # 300 outputs are 200 MB
+    assert last - first < 12  # 60 KB a shape; outputs alone are 150 MB

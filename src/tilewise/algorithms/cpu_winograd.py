@@ -12,7 +12,7 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from ..kernels.winograd_math import error_growth, matrices, straight_line
-from .common import cpu_f32_forward, fits
+from .common import cpu_f32_forward, fits, streams
 
 MOST_TAPS = 7
 SIZES = (1, 2, 3, 4, 5, 6)  # outputs of a tile along one axis
@@ -181,7 +181,7 @@ def _axis_sizes(taps: int, pool: int) -> list[int]:
 def _likely(p: Problem, t: Target, tile_h: int, tile_w: int,
             widths: tuple[int, ...]) -> list[Schedule]:
     tiles = p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w)
-    streaming = p.k % t.lanes == 0 and p.output_bytes > 8e6  # else the next layer finds it cached
+    streaming = p.k % t.lanes == 0 and streams(p, t)
     found = []
     for vectors in sorted({min(width, math.ceil(p.k / t.lanes)) for width in widths}):
         rows = max(r for r in ROWS if fits(t, r, vectors))

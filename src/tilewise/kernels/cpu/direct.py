@@ -195,7 +195,8 @@ class _Direct:
             k = j * self.g.lanes
             count = min(self.g.lanes, channels - k)
             value = finish(f, value, self.epilogue, (f.bias, k), (f.residual, at + k), count)
-            f.y.store(value, at + k, count=count)
+            streaming = self.s.streaming and count == self.g.lanes
+            f.y.store(value, at + k, count=count, streaming=streaming)
 
     # packing
 
