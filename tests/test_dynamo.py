@@ -1,0 +1,99 @@
+"""torch.compile(model, backend="tilewise")."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tilewise  # noqa: F401  the backend is found by its entry point or by this import
+from tilewise.frontend import dynamo
+from tilewise.models import lenet_a, resnet18
+from tilewise.runtime.weights import MADE
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Without Inductor: what a machine without a C++ compiler does."""
+    monkeypatch.setattr(dynamo, "_has_compiler", lambda: False)
+
+
+def error(y, reference):
+    return float((y.double() - reference.double()).norm() / reference.double().norm())
+
+
+def test_it_is_registered():
+    assert "tilewise" in torch._dynamo.list_backends()
+
+
+@pytest.mark.parametrize("factory, shape", [(lenet_a, (2, 1, 86, 86)),
+                                            (resnet18, (2, 3, 64, 64))])
+def test_same_results(factory, shape, plain):
+    torch.manual_seed(0)
+    model, x = factory().eval(), torch.randn(shape)
+    with torch.no_grad():
+        assert error(torch.compile(model, backend="tilewise")(x), model(x)) < 1e-5
+
+
+def test_with_inductor():
+    if not dynamo._has_compiler():
+        pytest.skip("no C++ compiler on this machine")
+    model, x = lenet_a().eval(), torch.randn(2, 1, 86, 86)
+    with torch.no_grad():
+        assert error(torch.compile(model, backend="tilewise")(x), model(x)) < 1e-5
+
+
+def test_patterns_become_one_call(plain):
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+                          nn.MaxPool2d(2)).eval()
+    graphs = []
+
+    def capture(graph, inputs):
+        assert dynamo.rewrite(graph) == 1
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    with torch.no_grad():
+        torch.compile(model, backend=capture)(torch.randn(1, 8, 8, 8))
+    assert graphs == [[dynamo.convolve]]
+
+
+def test_batches_do_not_recompile_for_ever(plain, monkeypatch):
+    model, compiled = lenet_a().eval(), []
+    real = dynamo.rewrite
+    monkeypatch.setattr(dynamo, "rewrite", lambda graph: compiled.append(1) or real(graph))
+    run = torch.compile(model, backend="tilewise")
+    with torch.no_grad():
+        for batch in (2, 3, 4, 5, 6, 7, 8):
+            x = torch.randn(batch, 1, 86, 86)
+            assert error(run(x), model(x)) < 1e-5
+    assert len(compiled) <= 2
+
+
+def test_weights_are_prepared_once_and_again_when_they_change(plain):
+    model, x = resnet18().eval(), torch.randn(1, 3, 64, 64)
+    run = torch.compile(model, backend="tilewise")
+    with torch.no_grad():
+        run(x)
+        kept = len(MADE)
+        run(x)
+        assert len(MADE) == kept
+        model.bn1.running_mean.add_(0.5)
+        model.layer1[0].conv1.weight.mul_(2)
+        assert error(run(x), model(x)) < 1e-5
+
+
+def test_gradients(plain):
+    model, x = resnet18().train(), torch.randn(2, 3, 64, 64)
+    twin = copy.deepcopy(model)
+    torch.compile(model, backend="tilewise")(x).sum().backward()
+    twin(x).sum().backward()
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert error(p.grad, q.grad) < 5e-2 or q.grad.norm() < 1e-3, name

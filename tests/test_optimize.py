@@ -1,0 +1,301 @@
+"""optimize(model): the same results, the same state, in whatever way a model is used."""
+
+import copy
+import io
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import tilewise
+from tilewise.frontend.nn import Block, Conv2d
+from tilewise.frontend.tuning import observe
+from tilewise.models import MODELS, lenet_a, lenet_b, resnet18, resnet50, vgg11, vgg11_bn
+from tilewise.runtime.weights import MADE
+
+
+def settled(model):
+    """A model whose batch norms have statistics of their own."""
+    torch.manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 2)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, 0, 0.1)
+    return model.eval()
+
+
+def image(model, n=2):
+    size = getattr(model, "size", 64)
+    return torch.randn(n, 1 if hasattr(model, "size") else 3, size, size)
+
+
+def error(y, reference):
+    return float((y.double() - reference).norm() / reference.norm())
+
+
+@pytest.fixture(scope="module", params=[lenet_a, lenet_b, vgg11, vgg11_bn, resnet18, resnet50],
+                ids=lambda factory: factory.__name__)
+def model(request):
+    torch.manual_seed(0)
+    return settled(request.param())
+
+
+def blocks(model):
+    return [module for module in model.modules() if isinstance(module, Block)]
+
+
+def test_same_results_as_float64(model):
+    x = image(model)
+    with torch.no_grad():
+        reference = copy.deepcopy(model).double()(x.double())
+        y = tilewise.optimize(model)(x)
+    assert error(y, reference) < 5e-6
+    assert y.stride() == reference.stride()
+
+
+def test_every_convolution_is_taken_and_its_tail_fused(model):
+    fast = tilewise.optimize(model)
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    assert len(blocks(fast)) == convolutions
+    called = {str(node.target) for node in fast.graph.nodes if node.op == "call_module"}
+    assert not any(isinstance(model.get_submodule(name), nn.BatchNorm2d | nn.ReLU)
+                   for name in called if not name.startswith(("tilewise", "classifier")))
+
+
+def test_state_is_the_models_own(model):
+    fast = tilewise.optimize(model)
+    mine, theirs = fast.state_dict(), model.state_dict()
+    assert list(mine) == list(theirs)
+    assert all(mine[name].data_ptr() == theirs[name].data_ptr() for name in mine)
+    assert [name for name, _ in fast.named_parameters()] == [
+        name for name, _ in model.named_parameters()]
+
+
+def test_copied_and_saved(model):
+    x, fast = image(model), tilewise.optimize(model)
+    with torch.no_grad():
+        y = fast(x)
+        twin = copy.deepcopy(fast)
+        file = io.BytesIO()
+        torch.save(fast, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        for other in (twin, loaded):
+            assert error(other(x), y.double()) < 3e-6
+        for parameter in twin.parameters():
+            parameter.zero_()
+        assert torch.equal(fast(x), y), "a copy shares nothing"
+        assert not torch.equal(twin(x), y), "a copy has its own weights"
+
+
+def test_changed_weights_are_used(model):
+    own = copy.deepcopy(model)
+    x, fast = image(own), tilewise.optimize(own)
+    with torch.no_grad():
+        fast(x)
+        for parameter in own.parameters():
+            parameter.mul_(1.1)
+        for module in own.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.add_(0.1)
+        assert error(fast(x), copy.deepcopy(own).double()(x.double())) < 5e-6
+        fast.load_state_dict(model.state_dict())
+        assert error(fast(x), copy.deepcopy(model).double()(x.double())) < 5e-6
+
+
+def test_weights_changed_behind_autograds_back_are_used():
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1)).eval()
+    x, fast = torch.randn(1, 16, 8, 8), tilewise.optimize(model)
+    with torch.no_grad():
+        fast(x)
+        model[0].weight.data.mul_(2)  # tells no version counter
+        assert error(fast(x), model(x).double()) < 1e-5
+
+
+def test_training_mode_trains(model):
+    own = copy.deepcopy(model)
+    fast, x = tilewise.optimize(own), image(own, 4)
+    for net in (own, fast):
+        net.train()
+        for module in net.modules():  # dropout draws differently
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    statistics = copy.deepcopy(own.state_dict())
+    expected = own(x)
+    expected.square().mean().backward()
+    wanted = {name: p.grad.clone() for name, p in own.named_parameters()}
+    changed = copy.deepcopy(own.state_dict())
+    own.zero_grad()
+    own.load_state_dict(statistics)
+    y = fast(x)
+    y.square().mean().backward()
+    assert error(y, expected.double()) < 1e-3
+    got = dict(fast.named_parameters())
+    for name, grad in wanted.items():
+        assert error(got[name].grad, grad.double()) < 2e-2 or grad.norm() < 1e-4, name
+    for name, value in fast.state_dict().items():
+        torch.testing.assert_close(value, changed[name], rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_in_eval_mode_are_right():
+    model = settled(resnet18())
+    fast, x = tilewise.optimize(model), torch.randn(1, 3, 64, 64)
+    fast(x).sum().backward()
+    got = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model(x).sum().backward()
+    for name, p in model.named_parameters():
+        assert error(got[name], p.grad.double()) < 1e-3, name
+
+
+def test_eight_threads_serve_one_model():
+    model = settled(resnet18())
+    fast, images = tilewise.optimize(model), [torch.randn(1, 3, 64, 64) for _ in range(8)]
+    with torch.no_grad():
+        expected = [model(x) for x in images]
+    found = [None] * 8
+
+    def serve(i):
+        with torch.no_grad():
+            found[i] = fast(images[i])
+
+    threads = [threading.Thread(target=serve, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for y, reference in zip(found, expected, strict=True):
+        assert error(y, reference.double()) < 1e-5
+
+
+class Branching(nn.Module):
+    """Cannot be traced: its path depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.unused = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y.relu() if x.sum() > 0 else y
+
+
+def test_a_model_that_cannot_be_traced_is_done_module_by_module():
+    model = Branching().eval()
+    fast = tilewise.optimize(model)
+    assert type(fast) is Branching
+    assert type(fast.conv) is Conv2d
+    assert type(model.conv) is nn.Conv2d, "the original stays as it was"
+    for x in (torch.ones(1, 3, 9, 9), -torch.ones(1, 3, 9, 9)):
+        assert error(fast(x), model(x).double()) < 1e-5
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return F.dropout(self.conv(x), 0.5, self.training)
+
+
+def test_a_training_flag_is_not_frozen_into_the_graph():
+    fast = tilewise.optimize(FunctionalDropout().eval())
+    x = torch.randn(1, 3, 9, 9)
+    assert torch.equal(fast(x), fast(x))
+    fast.train()
+    assert (fast(x) == 0).float().mean() > 0.2
+
+
+class Shared(nn.Module):
+    """One convolution called twice, a sum that broadcasts, and a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+        self.gate = nn.Conv2d(8, 8, 1)
+        self.offset = nn.Parameter(torch.randn(1))
+
+    def forward(self, x):
+        x = self.conv(self.conv(x).relu())
+        x = (self.conv(x) + self.gate(x.mean((2, 3), keepdim=True))).relu() + self.offset
+        return x.view(x.shape[0], -1), x
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_odd_graphs(layout):
+    model, x = Shared().eval(), torch.randn(2, 8, 10, 10).contiguous(memory_format=layout)
+    fast = tilewise.optimize(model)
+    with torch.no_grad():
+        _, reference = model(x.contiguous())
+        flat, y = fast(x)
+    assert error(y, reference.double()) < 1e-5
+    assert error(flat, reference.reshape(2, -1).double()) < 1e-5
+    assert y.is_contiguous(memory_format=layout)
+
+
+def test_hooks_and_other_paddings_stay():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"),
+                          nn.Conv2d(4, 4, 3)).eval()
+    calls = []
+    model[1].register_forward_hook(lambda *_: calls.append(1))
+    fast, x = tilewise.optimize(model), torch.randn(1, 3, 8, 8)
+    assert error(fast(x), model(x).double()) < 1e-5
+    assert len(calls) == 2
+
+
+def test_measuring_needs_an_example():
+    with pytest.raises(tilewise.TilewiseError, match="needs an example"):
+        tilewise.optimize(lenet_a(), effort="measure")
+
+
+def test_measured_plans_are_used():
+    model = lenet_a().eval()
+    x = image(model)
+    tilewise.wisdom.forget()
+    fast = tilewise.optimize(model, x, effort="measure")
+    text = str(tilewise.explain(fast, x))
+    assert text.count("\n") == 2
+    assert "features_3" in text
+    assert error(fast(x), model(x).double()) < 1e-5
+    tilewise.wisdom.forget()
+
+
+def test_max_error_reaches_every_layer():
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1)).eval()
+    x = torch.randn(4, 64, 28, 28)
+    (free,) = observe(tilewise.optimize(model), x)
+    (bound,) = observe(tilewise.optimize(model, max_error=free.plan.error / 2), x)
+    assert free.plan.algorithm == "cpu_winograd"
+    assert bound.plan.algorithm != "cpu_winograd"
+
+
+def test_prepared_weights_die_with_the_model():
+    MADE.clear()
+    fast = tilewise.optimize(nn.Sequential(nn.Conv2d(32, 32, 3, padding=1)).eval())
+    with torch.no_grad():
+        fast(torch.randn(1, 32, 8, 8))
+    assert len(MADE) == 1
+    del fast
+    assert len(MADE) == 0
+
+
+def test_a_model_without_tilewise_cannot_be_explained():
+    with pytest.raises(tilewise.TilewiseError, match="optimize"):
+        tilewise.explain(lenet_a(), torch.randn(1, 1, 86, 86))
+
+
+def test_models_have_torchvisions_keys():
+    assert len(MODELS) == 13
+    keys = list(MODELS["resnet50"]().state_dict())
+    assert {"conv1.weight", "layer1.0.downsample.0.weight", "layer4.2.bn3.running_var",
+            "fc.bias"} <= set(keys)
+    assert list(MODELS["vgg16"]().state_dict())[-1] == "classifier.6.bias"
+    assert sum(p.numel() for p in MODELS["vgg16"]().parameters()) == 138_357_544
+    assert sum(p.numel() for p in MODELS["resnet50"]().parameters()) == 25_557_032
+    assert sum(p.numel() for p in MODELS["resnet18"]().parameters()) == 11_689_512
