@@ -1,9 +1,44 @@
-"""Reasons and budgets that several CPU algorithms share."""
+"""What the generated CPU algorithms share: how they are built, reasons and budgets."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
+from ..core.algorithm import Algorithm
 from ..core.problem import Problem
+from ..core.schedule import Schedule
 from ..core.target import Target
+
+
+class CpuAlgorithm(Algorithm):
+    """An algorithm whose kernel is a module of kernels/cpu with a `Geometry` and a `make`."""
+
+    fuses = frozenset({"bias", "residual", "relu"})
+    kernel: str  # the module's name; imported when something is built
+
+    def seen_by_kernel(self, p: Problem) -> Problem:
+        """The problem in the kernel's terms."""
+        return p
+
+    def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
+        return int(self._geometry(p, t, s).scratch_bytes(t.threads))
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        from ..kernels.cpu import memory
+
+        return memory.keep(self._geometry(p, t, s).pack_weight(weight))
+
+    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+        from ..kernels.cpu.launch import launcher
+
+        return launcher(self._module().make, self.seen_by_kernel(p), s, t.row)
+
+    def _geometry(self, p: Problem, t: Target, s: Schedule) -> Any:
+        return self._module().Geometry(self.seen_by_kernel(p), s, t.lanes)
+
+    def _module(self) -> Any:
+        return import_module(f"..kernels.cpu.{self.kernel}", __package__)
 
 
 def cpu_f32_forward(p: Problem, t: Target) -> list[str]:

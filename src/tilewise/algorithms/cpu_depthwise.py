@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.algorithm import Algorithm, accumulation_error
+from ..core.algorithm import accumulation_error
 from ..core.cost import seconds
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import cpu_f32_forward
+from .common import CpuAlgorithm, cpu_f32_forward
 
 WIDTHS = (1, 2, 4, 6, 7, 8, 12)
 HEIGHTS = (1, 2, 4, 8, 16, 32)
 
 
-class CpuDepthwise(Algorithm):
+class CpuDepthwise(CpuAlgorithm):
     """Channels in the lanes; every loaded column meets all taps that cover it."""
 
     name = "cpu_depthwise"
     version = 1
-    fuses = frozenset({"bias", "residual", "relu"})
+    kernel = "depthwise"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         reasons = cpu_f32_forward(p, t)
@@ -57,14 +57,3 @@ class CpuDepthwise(Algorithm):
         vectors = p.n * p.conv_h * tiles * math.ceil(p.c / t.lanes)
         return seconds(t, cycles * vectors, p.bytes,
                        p.n * math.ceil(p.conv_h / s.block_rows))
-
-    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import depthwise, memory
-
-        return memory.keep(depthwise.Geometry(p, s, t.lanes).pack_weight(weight))
-
-    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        from ..kernels.cpu import depthwise
-        from ..kernels.cpu.launch import launcher
-
-        return launcher(depthwise.make, p, s, t.row)

@@ -6,24 +6,24 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import Algorithm, accumulation_error
+from ..core.algorithm import accumulation_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import cpu_f32_forward, fits, streams
+from .common import CpuAlgorithm, cpu_f32_forward, fits, streams
 
 TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1, 2), (1, 1),
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
 ROWS = (1, 2, 4, 7, 8, 14, 16, 28)
 
 
-class CpuDirect(Algorithm):
+class CpuDirect(CpuAlgorithm):
     """Packs padded rectangles of the input, multiplies them in register tiles."""
 
     name = "cpu_direct"
     version = 1
-    fuses = frozenset({"bias", "residual", "relu"})
+    kernel = "direct"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return cpu_f32_forward(p, t)
@@ -51,21 +51,6 @@ class CpuDirect(Algorithm):
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         return _cost(p, t, s)
 
-    def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
-        from ..kernels.cpu import direct
-
-        return direct.Geometry(p, s, t.lanes).scratch_bytes(t.threads)
-
-    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import direct, memory
-
-        return memory.keep(direct.Geometry(p, s, t.lanes).pack_weight(weight))
-
-    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        from ..kernels.cpu import direct
-        from ..kernels.cpu.launch import launcher
-
-        return launcher(direct.make, p, s, t.row)
 
 
 def _rows(p: Problem, tile_h: int, block_rows: int) -> bool:

@@ -6,23 +6,23 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import Algorithm, accumulation_error
+from ..core.algorithm import accumulation_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import cpu_f32_forward, fits
+from .common import CpuAlgorithm, cpu_f32_forward, fits
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 VECTORS = (1, 2, 3, 4, 5, 6)
 
 
-class CpuPixels(Algorithm):
+class CpuPixels(CpuAlgorithm):
     """Rows of pixels in vectors, weights broadcast; at home in planes, turns for channels-last."""
 
     name = "cpu_pixels"
     version = 1
-    fuses = frozenset({"bias", "residual", "relu"})
+    kernel = "pixels"
     layouts = frozenset({"nhwc", "nchw"})
 
     def reject(self, p: Problem, t: Target) -> list[str]:
@@ -58,21 +58,6 @@ class CpuPixels(Algorithm):
         tasks = p.n * p.groups * math.ceil(p.conv_h / s.block_rows)
         return seconds(t, cycles, p.bytes, tasks)
 
-    def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
-        from ..kernels.cpu import pixels
-
-        return pixels.Geometry(p, s, t.lanes).scratch_bytes(t.threads)
-
-    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import memory, pixels
-
-        return memory.keep(pixels.Geometry(p, s, t.lanes).pack_weight(weight))
-
-    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        from ..kernels.cpu import pixels
-        from ..kernels.cpu.launch import launcher
-
-        return launcher(pixels.make, p, s, t.row)
 
 
 def _turn(p: Problem, t: Target, channels: float) -> float:

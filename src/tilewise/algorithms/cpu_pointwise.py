@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.algorithm import Algorithm, accumulation_error
+from ..core.algorithm import accumulation_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import cpu_f32_forward, fits, streams
+from .common import CpuAlgorithm, cpu_f32_forward, fits, streams
 
 
-class CpuPointwise(Algorithm):
+class CpuPointwise(CpuAlgorithm):
     """Lays all pixels of an image in one row; the kernel is that of cpu_direct."""
 
     name = "cpu_pointwise"
     version = 1
-    fuses = frozenset({"bias", "residual", "relu"})
+    kernel = "direct"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         reasons = cpu_f32_forward(p, t)
@@ -29,6 +29,9 @@ class CpuPointwise(Algorithm):
         if p.groups > 1:
             reasons.append(f"groups is {p.groups}, needs 1")
         return reasons
+
+    def seen_by_kernel(self, p: Problem) -> Problem:
+        return _in_a_row(p)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(p.c)
@@ -57,16 +60,6 @@ class CpuPointwise(Algorithm):
         stream = p.weight_bytes * blocks / t.lanes / 2
         return seconds(t, one * tiles + stream, p.bytes, blocks * s.k_parts)
 
-    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import direct, memory
-
-        return memory.keep(direct.Geometry(_in_a_row(p), s, t.lanes).pack_weight(weight))
-
-    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        from ..kernels.cpu import direct
-        from ..kernels.cpu.launch import launcher
-
-        return launcher(direct.make, _in_a_row(p), s, t.row)
 
 
 def _in_a_row(p: Problem) -> Problem:

@@ -6,13 +6,13 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import Algorithm, accumulation_error
+from ..core.algorithm import accumulation_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from ..kernels.winograd_math import Matrix, error_growth, matrices
-from .common import cpu_f32_forward, fits, streams
+from .common import CpuAlgorithm, cpu_f32_forward, fits, streams
 
 MOST_TAPS = 7
 SIZES = (1, 2, 3, 4, 5, 6)  # outputs of a tile along one axis
@@ -23,11 +23,12 @@ FAR = 9.0  # bytes a cycle that a core gets from the last cache
 NEAR = 40.0  # and from the second
 
 
-class CpuWinograd(Algorithm):
+class CpuWinograd(CpuAlgorithm):
     """Any F(m, r) along both axes; fused by block of tiles, or shared by all threads."""
 
     name = "cpu_winograd"
     version = 1
+    kernel = "winograd"
     fuses = frozenset({"bias", "residual", "relu", "pool2"})
     exact_on_integers = False
 
@@ -67,22 +68,6 @@ class CpuWinograd(Algorithm):
         work = _Work(p, t, s)
         return work.shared() if s.order == "shared" else work.fused()
 
-    def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
-        from ..kernels.cpu.winograd_geometry import Geometry
-
-        return Geometry(p, s, t.lanes).scratch_bytes(t.threads)
-
-    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import memory
-        from ..kernels.cpu.winograd_geometry import Geometry
-
-        return memory.keep(Geometry(p, s, t.lanes).pack_weight(weight))
-
-    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        from ..kernels.cpu import winograd
-        from ..kernels.cpu.launch import launcher
-
-        return launcher(winograd.make, p, s, t.row)
 
 
 class _Work:
