@@ -6,7 +6,6 @@ the left and right border are compiled with the taps that exist there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,17 +16,13 @@ from ...core.problem import Problem
 from ...core.schedule import Schedule
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish
+from .geometry import Sizes
 from .threads import BATCH, BIAS, RESIDUAL, WEIGHT, X, Y, emit_entry, emit_region
 from .tiling import Partition, ceil_div
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Every size the generator needs, from a problem and a schedule."""
-
-    p: Problem
-    s: Schedule
-    lanes: int
+class Geometry(Sizes):
+    """Every size of a depthwise convolution."""
 
     @cached_property
     def cols(self) -> Partition:

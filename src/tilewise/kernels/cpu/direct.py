@@ -17,18 +17,14 @@ from ...core.problem import Epilogue, Problem
 from ...core.schedule import Schedule
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish
+from .geometry import BlocksOfK
 from .microkernel import Walk, multiply
 from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .tiling import Partition, ceil_div, emit_copy, emit_zero
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Every size the generator needs, from a problem and a schedule."""
-
-    p: Problem
-    s: Schedule
-    lanes: int
+class Geometry(BlocksOfK):
+    """Every size of a direct convolution."""
 
     @cached_property
     def rows(self) -> Partition:
@@ -91,39 +87,20 @@ class Geometry:
         return self.p.r * self.p.s * self.slice_c
 
     @cached_property
-    def k_vectors(self) -> int:
-        return ceil_div(self.p.group_k, self.lanes)
-
-    @cached_property
-    def k_blocks(self) -> int:
-        return ceil_div(self.k_vectors, self.s.vectors)
-
-    @cached_property
-    def block_k(self) -> int:
-        return self.s.vectors * self.lanes
-
-    @cached_property
     def panel_floats(self) -> int:
         """Weights of one (group, slice)."""
         return self.depth * self.k_vectors * self.lanes
-
-    @cached_property
-    def has_tail(self) -> bool:
-        """Whether the last block of output channels differs from the others."""
-        return self.p.group_k % self.block_k != 0
 
     def scratch_bytes(self, threads: int) -> int:
         return 4 * (self.p.n * self.partial_floats + threads * self.pack_floats)
 
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, R, S) to [group][slice][block of K][r][s][c][lane]."""
-        p, lanes = self.p, self.lanes
+        p = self.p
         w = weight.reshape(p.groups, p.group_k, self.s.split, self.slice_c, p.r, p.s)
         w = w.permute(0, 2, 4, 5, 3, 1).reshape(p.groups * self.s.split, self.depth, p.group_k)
-        w = torch.nn.functional.pad(w, (0, self.k_vectors * lanes - p.group_k))
-        whole = self.k_vectors // self.s.vectors * self.block_k
-        blocks = w[..., :whole].unflatten(-1, (-1, self.block_k)).transpose(1, 2)
-        return torch.cat([blocks.flatten(1), w[..., whole:].flatten(1)], 1).contiguous()
+        blocks, rest = self.in_blocks(w)
+        return torch.cat([blocks.flatten(1), rest.flatten(1)], 1).contiguous()
 
     def tasks(self, batch: Any) -> Any:
         return (batch * (self.p.groups * self.s.split * self.row_blocks)
@@ -170,16 +147,14 @@ class _Direct:
     # the register tiles
 
     def _tiles(self) -> dict[tuple[int, int, bool], Function]:
-        ends = ([False] if self.g.k_blocks > int(self.g.has_tail) else []) + (
-            [True] if self.g.has_tail else [])
         return {(height, width, end): self._tile(height, width, end)
-                for height in self.g.rows.sizes for width in self.g.cols.sizes for end in ends}
+                for height in self.g.rows.sizes for width in self.g.cols.sizes
+                for end in self.g.ends}
 
     def _tile(self, height: int, width: int, end: bool) -> Function:
         """One register tile; `end`: the last, incomplete block of output channels."""
         p, g = self.p, self.g
-        channels = p.group_k - (g.k_blocks - 1) * g.block_k if end else g.block_k
-        vectors = ceil_div(channels, g.lanes)
+        channels, vectors = g.channels(end), g.vectors(end)
         across, down = p.stride[1] * g.slice_c, p.stride[0] * g.row_pitch
         pixels = [(i, j) for i in range(height) for j in range(width)]
         with self.m.function(f"tile_{height}x{width}{'_end' if end else ''}", a="pointer",

@@ -6,7 +6,6 @@ planes (NCHW) or channels-last (NHWC): finished tiles are then transposed in reg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,19 +16,15 @@ from ...core.problem import Problem
 from ...core.schedule import Schedule
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import activate
+from .geometry import Sizes
 from .microkernel import Walk, multiply
 from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .tiling import Partition, ceil_div, emit_copy, emit_zero
 from .transpose import transpose
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Every size the generator needs, from a problem and a schedule."""
-
-    p: Problem
-    s: Schedule
-    lanes: int
+class Geometry(Sizes):
+    """Every size of a convolution over pixels."""
 
     @cached_property
     def channels(self) -> Partition:

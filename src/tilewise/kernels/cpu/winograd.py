@@ -48,7 +48,7 @@ class _Winograd:
     def module(self) -> Module:
         self.m = Module(self.isa)
         self.inside, self.border = self._input(border=False), self._input(border=True)
-        ends = ([False] if self.g.k_blocks > self.g.has_tail else []) + [True] * self.g.has_tail
+        ends = self.g.ends
         self.products = {end: self._product(end) for end in ends}
         self.outputs = {(h, w, end): self._output(h, w, end)
                         for h in _sizes(self.p.conv_h, self.s.tile_h)
@@ -88,7 +88,7 @@ class _Winograd:
     def _product(self, end: bool) -> Function:
         """A group of tiles times one panel of weights, the next panel fetched meanwhile."""
         g = self.g
-        vectors = g.tail_vectors if end else self.s.vectors
+        vectors = g.vectors(end)
         rows = [i * g.lanes for i in range(self.s.rows)]
         with self.m.function("product_end" if end else "product", v="pointer", u="pointer",
                              m="pointer", ahead="pointer") as f:
@@ -102,7 +102,7 @@ class _Winograd:
     def _output(self, height: int, width: int, end: bool) -> Function:
         """One tile of one block of channels out of M; `height` x `width` of it are inside."""
         g, lanes = self.g, self.g.lanes
-        channels = self.p.k - (g.k_blocks - 1) * g.block_k if end else g.block_k
+        channels = g.channels(end)
         with self.m.function(f"output_{height}x{width}{'_end' if end else ''}", m="pointer",
                              bias="pointer", residual="pointer", y="pointer") as f:
             whole = channels // lanes * lanes
@@ -224,7 +224,7 @@ class _Winograd:
                   groups: Index, end: bool) -> None:
         """All tiles of a block at one position with one panel."""
         g = self.g
-        width = (g.tail_vectors if end else self.s.vectors) * g.lanes
+        width = g.vectors(end) * g.lanes
         v, share = scratch + position * g.v_position, g.c_vectors * g.lines_ahead * 16
         with f.loop(groups) as group:
             f.call(self.products[end], v + group.i * (self.s.rows * g.lanes), u,
@@ -262,7 +262,7 @@ class _Winograd:
         weight, groups = f.frame.load_pointer(WEIGHT), self._groups(count)
 
         def one_block(block: Index, end: bool) -> None:
-            panel = g.depth * (g.tail_vectors * g.lanes if end else g.block_k)
+            panel = g.depth * g.vectors(end) * g.lanes
             u = weight + block * (g.positions * g.panel)
             with f.loop(g.positions) as position:
                 self._multiply(f, scratch, u + position.i * panel, m + position.i * g.m_position,
@@ -296,7 +296,7 @@ class _Winograd:
         g = self.g
 
         def one_block(block: Index, end: bool) -> None:
-            width = g.tail_vectors * g.lanes if end else g.block_k
+            width = g.vectors(end) * g.lanes
             m = scratch + g.v_floats + block * (g.block * g.block_k) + t * width
             self._finish_tile(f, first + t, m, block * g.block_k, end)
 

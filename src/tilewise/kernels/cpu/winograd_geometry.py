@@ -6,26 +6,21 @@ V, the transformed input, lies as [position][vector of C][tile][lane], M, the pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from ...core.problem import Problem
-from ...core.schedule import Schedule
 from ..winograd_math import Matrix, Transform, matrices
+from .geometry import BlocksOfK
 from .microkernel import LINE, Walk
 from .tiling import ceil_div
 
 APART = 16  # floats between positions, so that they do not meet in the same cache sets
 
 
-@dataclass(frozen=True)
-class Geometry:
-    p: Problem
-    s: Schedule
-    lanes: int
+class Geometry(BlocksOfK):
+    """Every size of a Winograd convolution."""
 
     @cached_property
     def down(self) -> Transform:
@@ -67,27 +62,6 @@ class Geometry:
     def block(self) -> int:
         """Tiles that are worked on together."""
         return self.s.rows * self.s.groups
-
-    @cached_property
-    def k_vectors(self) -> int:
-        return ceil_div(self.p.k, self.lanes)
-
-    @cached_property
-    def k_blocks(self) -> int:
-        return ceil_div(self.k_vectors, self.s.vectors)
-
-    @cached_property
-    def block_k(self) -> int:
-        return self.s.vectors * self.lanes
-
-    @cached_property
-    def has_tail(self) -> bool:
-        """Whether the last block of output channels differs from the others."""
-        return self.p.k % self.block_k != 0
-
-    @cached_property
-    def tail_vectors(self) -> int:
-        return self.k_vectors - (self.k_blocks - 1) * self.s.vectors
 
     @cached_property
     def v_position(self) -> int:
@@ -132,10 +106,7 @@ class Geometry:
         down, across = (_tensor(transform.G) for transform in (self.down, self.across))
         u = torch.einsum("ir,kcrs,js->ijck", down, weight.double(), across).float()
         u = u.reshape(self.positions, p.c, p.k)
-        u = torch.nn.functional.pad(u, (0, self.k_vectors * self.lanes - p.k, 0, self.depth - p.c))
-        whole = self.k_vectors // self.s.vectors * self.block_k
-        blocks = u[..., :whole].unflatten(2, (-1, self.block_k)).transpose(1, 2)
-        rest = u[..., whole:]
+        blocks, rest = self.in_blocks(torch.nn.functional.pad(u, (0, 0, 0, self.depth - p.c)))
         if self.s.order == "channels":
             return torch.cat([blocks.transpose(0, 1).flatten(), rest.flatten()])
         return torch.cat([blocks.flatten(1), rest.flatten(1)], 1).flatten()
