@@ -683,3 +683,33 @@ def test_planned_calls_are_remembered() -> None:
     assert len(ENGINE.executables) == before
     tilewise.conv2d(x, weight, padding=1)
     assert len(ENGINE.executables) == before + 1
+
+
+# what only torch can do is torch's
+
+
+def test_types_that_no_problem_describes() -> None:
+    for dtype in (torch.complex64, torch.complex128):
+        x, weight = (draw(1, 2, 5, 5).to(dtype), draw(3, 2, 3, 3).to(dtype))
+        assert torch.equal(tilewise.conv2d(x, weight, padding=1), F.conv2d(x, weight, padding=1))
+
+
+def test_autocast_casts() -> None:
+    x, weight = draw(1, 4, 6, 6).bfloat16(), draw(3, 4, 3, 3)
+    with torch.autocast("cpu"):
+        y = tilewise.conv2d(x, weight, padding=(0, 1, 1, 0), activation="relu", pool=2)
+        reference = F.max_pool2d(F.conv2d(F.pad(x, (1, 0, 0, 1)), weight).relu(), 2)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, reference)
+
+
+def test_forward_derivatives_and_transforms() -> None:
+    x, v, weight = draw(1, 4, 6, 6), draw(1, 4, 6, 6, seed=1), draw(3, 4, 3, 3)
+    y, tangent = torch.func.jvp(lambda x: tilewise.conv2d(x, weight, activation="relu"), (x,), (v,))
+    expected, wanted = torch.func.jvp(lambda x: F.conv2d(x, weight).relu(), (x,), (v,))
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(tangent, wanted)
+    assert tangent.abs().sum() > 0
+    gradient = torch.func.grad(lambda x: tilewise.conv2d(x, weight).square().sum())(x)
+    torch.testing.assert_close(gradient, torch.func.grad(
+        lambda x: F.conv2d(x, weight).square().sum())(x))

@@ -23,6 +23,7 @@ from tilewise.kernels.cpu import (
     depthwise,
     direct,
     emit,
+    geometry,
     launch,
     pixels,
     threads,
@@ -133,7 +134,7 @@ MUTATIONS = {
     "a dilated walk goes astray": Mutation(
         changed(direct.Geometry, "walk", skewed_walk), "cpu_direct", DILATED),
     "the last channels count as a whole block": Mutation(
-        changed(direct.Geometry, "has_tail", lambda _: False), "cpu_direct", PADDED),
+        changed(geometry.BlocksOfK, "has_tail", lambda _: False), "cpu_direct", PADDED),
     "padding is not packed": Mutation(
         changed(direct.Geometry, "packed", lambda _: False), "cpu_direct", PADDED),
     "a copy stops early": Mutation(

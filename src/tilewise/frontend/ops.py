@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ..algorithms import ALGORITHMS
@@ -44,10 +45,33 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     _check(x, weight, bias, activation, pool)
     steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
     sides = _padding(padding, weight, steps, dilations)
+    if _only_torch_can(x, weight):
+        y = _by_torch(x, weight, bias, steps, sides, dilations, groups)
+        return then(y if residual is None else y + residual, activation, pool)
     own = _with_own_gradient(activation, pool, x, weight, bias, residual)
     y = _OP(x, weight, bias, residual, steps, sides, dilations, groups,
             *(own or (activation, pool)), algorithm, max_error)
     return y if own is None else then(y, activation if own[0] is None else None, pool)
+
+
+def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
+    """Types and sizes no problem describes, and modes that an operator of ours cannot see."""
+    if x.dtype not in NAMES or 0 in x.shape[1:] or 0 in weight.shape:
+        return True
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return True
+    return not torch.compiler.is_compiling() and (
+        forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None)
+
+
+def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int],
+              padding: list[int], dilation: list[int], groups: int) -> Tensor:
+    top, bottom, left, right = padding
+    if top == bottom and left == right:
+        return F.conv2d(x, weight, bias, stride, [top, left], dilation, groups)
+    return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, stride, 0, dilation, groups)
 
 
 def _with_own_gradient(activation: str | None, pool: int,
