@@ -54,8 +54,11 @@ def cpu_f32_forward(p: Problem, t: Target) -> list[str]:
 
 
 def streams(p: Problem, t: Target) -> bool:
-    """Whether outputs should pass the caches by: too large to be found there again."""
-    return p.output_bytes > 4 * t.l2
+    """Whether outputs should pass the caches by: too large to be found there again.
+
+    Only where a vector is a whole cache line: parts of lines reach memory one by one.
+    """
+    return 4 * t.lanes >= 64 and p.output_bytes > 4 * t.l2
 
 
 def fits(t: Target, rows: int, vectors: int) -> bool:
