@@ -117,7 +117,8 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
         raise InvalidProblem(f"weight has shape {tuple(weight.shape)}, needs (K, C/groups, R, S)")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InvalidProblem(f"bias has shape {tuple(bias.shape)}, needs ({weight.shape[0]},)")
-    Epilogue(activation=activation, pool=pool)  # says what is wrong with either
+    if activation is not None or pool != 1:
+        Epilogue(activation=activation, pool=pool)  # says what is wrong with either
 
 
 def _pair(value: int | Sequence[int], name: str) -> list[int]:

@@ -29,8 +29,9 @@ class Executable:
         self._run = wrap(built)
         self._layout = LAYOUTS[p.layout]
         self._after = tuple(_step(name) for name in plan.after)
-        # weights are prepared alike whatever the batch and the image size
-        self.weight_key = (algorithm.name, t.isa, s, p.layout, p.c, p.k, p.r, p.s, p.groups)
+        # weights are prepared alike whatever the batch and the image size; a string hashes once
+        parts = (algorithm.name, t.isa, s, p.layout, p.c, p.k, p.r, p.s, p.groups)
+        self.weight_key = " ".join(map(str, parts))
 
     def prepare(self, weight: Tensor) -> Any:
         """The weight as the kernel wants it."""

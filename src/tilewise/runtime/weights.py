@@ -49,20 +49,20 @@ class _Made:
     """Something made from tensors, as long as they live and do not change."""
 
     def __init__(self, sources: tuple[Tensor | None, ...], value: Any, forget: Any) -> None:
-        self.sources = [weakref.ref(t, forget) for t in sources if t is not None]
-        self.state, self.value = tuple(state_of(t) for t in sources), value
+        self.sources = [None if t is None else weakref.ref(t, forget) for t in sources]
+        self.state, self.value = [state_of(t) for t in sources], value
 
     def is_of(self, sources: tuple[Tensor | None, ...]) -> bool:
-        alive = [ref() for ref in self.sources]  # an id can be given again
-        same = all(a is b for a, b in zip(alive, (t for t in sources if t is not None),
-                                          strict=True))
-        return same and self.state == tuple(state_of(t) for t in sources)
+        for ref, tensor in zip(self.sources, sources, strict=True):
+            if ref is not None and ref() is not tensor:  # an id can be given again
+                return False
+        return self.state == [state_of(t) for t in sources]
 
 
 def _bytes(entry: _Made) -> int:
     values = entry.value if isinstance(entry.value, tuple) else (entry.value,)
     owned = {v.data_ptr(): v.numel() * v.element_size() for v in values if isinstance(v, Tensor)}
-    for source in (ref() for ref in entry.sources):
+    for source in (ref() for ref in entry.sources if ref is not None):
         owned.pop(source.data_ptr() if source is not None else 0, None)
     return sum(owned.values())
 
@@ -72,9 +72,10 @@ MADE: Lru[_Made] = Lru(DEFAULT_LIMIT, weigh=_bytes)
 
 def made_once(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Any:
     """make(), or what it gave before if the sources are as they were then."""
-    if any(t is not None and t.is_inference() for t in sources):
-        return make()  # without version counters nobody would notice a change
-    key = (name, *(id(t) for t in sources))
+    for tensor in sources:
+        if tensor is not None and tensor.is_inference():
+            return make()  # without version counters nobody would notice a change
+    key = (name, *map(id, sources))
     entry = MADE.get(key)
     if entry is None or not entry.is_of(sources):
         entry = MADE.put(key, _Made(sources, make(), lambda _: MADE.drop(key)))
