@@ -77,8 +77,9 @@ def main() -> None:
     runs, ours = contenders(model, x, args)
     reference = copy.deepcopy(model).double()(x[:2].double())
     errors = {name: rms_error(run()[:2], reference) for name, run in runs.items()}
-    if not errors["tilewise"] < 2e-5:
-        sys.exit(f"rms error {errors['tilewise']:.1e}: no speed for a wrong result")
+    if not errors["tilewise"] < max(5e-6, 3 * errors["eager nhwc"]):
+        sys.exit(f"rms error {errors['tilewise']:.1e}, torch {errors['eager nhwc']:.1e}: no speed "
+                 "for a wrong result")
     times = dict(zip(runs, interleaved(list(runs.values()), args.rounds, 0.05, 240), strict=True))
     best = min(time.minimum for name, time in times.items() if name != "tilewise")
     middle = min(time.median for name, time in times.items() if name != "tilewise")
