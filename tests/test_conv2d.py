@@ -54,7 +54,11 @@ def assert_close(y: Tensor, expected: Tensor, bound: float = 1e-5) -> None:
     assert y.dtype == expected.dtype
     y, expected = y.detach().double(), expected.detach().double()
     error, scale = float((y - expected).norm()), float(expected.norm())
-    assert error <= bound * scale, f"{error:.2e} > {bound:.0e} * {scale:.2e}"
+    apart = (y - expected).abs().flatten()
+    # whether a few values are far off or all a little tells a wrong address from a wrong rounding
+    assert error <= bound * scale, (
+        f"{error:.2e} > {bound:.0e} * {scale:.2e}; {int((apart > bound).sum())} of {len(apart)} "
+        f"values differ by more than {bound:.0e}, the most {float(apart.max()):.2e}")
 
 
 def assert_same(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any,
