@@ -70,6 +70,17 @@ def test_what_was_compiled_is_loaded(cache: Path) -> None:
     assert len(objects(cache)) == 2
 
 
+def test_sources_edited_since_they_were_read_are_not_kept(
+        cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next process would take old code for that of the new sources."""
+    with monkeypatch.context() as edited:
+        edited.setattr(jit, "origin", lambda: "other sources")
+        assert compiled_by(convolve) == 1
+        assert objects(cache) == []
+    assert compiled_by(convolve) == 1
+    assert len(objects(cache)) == 1
+
+
 def flip(position: int) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         content = bytearray(path.read_bytes())

@@ -33,6 +33,18 @@ LLVM_VERSION = ".".join(map(str, llvm.llvm_version_info))
 compiled = 0  # kernels compiled (not loaded) by this process; tests read it
 
 
+def origin() -> str:
+    """What code depends on besides its arguments: the generators and LLVM itself."""
+    digest = hashlib.sha256(f"{llvmlite.__version__}|{LLVM_VERSION}".encode())
+    kernels = Path(__file__).parents[1]
+    for source in sorted(kernels.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+ORIGIN = origin()  # as this process was started with
+
+
 class Code:
     """Loaded machine code; the memory is freed with the object."""
 
@@ -56,14 +68,15 @@ class Code:
 
 def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str) -> Code:
     """The code that `make` writes, from the cache where it is there."""
-    digest = hashlib.sha256(f"{_origin()}|{isa}|{key}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{ORIGIN}|{isa}|{key}".encode()).hexdigest()
     path = cache_directory() / f"{digest[:40]}.o"
     with _lock:
         _dead.clear()
         image = _read(path)
         if image is None:
             image = compile_object(make(isa))
-            _write(path, image)
+            if origin() == ORIGIN:  # else the sources were edited after this process read them
+                _write(path, image)
         return Code(_link(image, names))
 
 
@@ -127,16 +140,6 @@ def _link(image: bytes, names: tuple[str, ...]) -> llvm.ResourceTracker:
     for name in names:
         library.export_symbol(name)
     return library.link(_linker(), f"tilewise{next(_serial)}")
-
-
-@lru_cache(maxsize=1)
-def _origin() -> str:
-    """What code depends on besides its arguments: the generators and LLVM itself."""
-    digest = hashlib.sha256(f"{llvmlite.__version__}|{LLVM_VERSION}".encode())
-    kernels = Path(__file__).parents[1]
-    for source in sorted(kernels.rglob("*.py")):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()
 
 
 def _read(path: Path) -> bytes | None:
