@@ -9,6 +9,7 @@ import pkgutil
 import pytest
 import torch
 
+import tilewise.bench
 import tilewise.core
 import tilewise.frontend
 from tilewise.frontend.ops import ENGINE
@@ -18,8 +19,8 @@ from tilewise.kernels.cpu.memory import POOL
 from tilewise.runtime.weights import MADE
 
 MODULES = sorted(f"{package.__name__}.{module.name}"
-                 for package in (tilewise.core, tilewise.frontend)
-                 for module in pkgutil.iter_modules(package.__path__))
+                 for package in (tilewise.bench, tilewise.core, tilewise.frontend)
+                 for module in pkgutil.iter_modules(package.__path__)) + ["tilewise.cli"]
 # what users call first, and so what must show how
 SHOWN = ("tilewise.core.problem", "tilewise.core.schedule", "tilewise.core.target",
          "tilewise.frontend.explain", "tilewise.frontend.ops", "tilewise.frontend.settings")

@@ -1,0 +1,1 @@
+"""Measuring: contenders, peers, result files, the ladder and the report."""

@@ -1,0 +1,75 @@
+"""How commands speak: tables or JSON on stdout, progress and complaints on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Threads = Annotated[int | None, typer.Option(
+    "--threads", min=1, help="Threads of everybody; torch's own number, if not said.")]
+Batch = Annotated[int | None, typer.Option(
+    "--batch", min=1, help="Images in a batch; a problem's own, if not said, else 8.")]
+Shape = Annotated[str | None, typer.Option(
+    "--shape", help="Channels x height x width of an image, as 3x224x224.")]
+
+# a pipe has no width: lines stay whole there
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+errors = Console(stderr=True, highlight=False)
+
+
+def print_json(data: Any) -> None:
+    """The answer for programs."""
+    print(json.dumps(data, indent=1))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
+                left: int = 1, styles: Sequence[str | None] = (), caption: str = "") -> None:
+    """The answer for people; all columns but the first `left` are numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None,
+                  header_style="dim", pad_edge=False, caption=caption or None,
+                  caption_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right",
+                         overflow="fold")
+    for index, row in enumerate(rows):
+        table.add_row(*row, style=styles[index] if index < len(styles) else None)
+    console.print(table)
+
+
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar on stderr; the function inside advances it, or names what is done now."""
+    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(),
+                   TimeElapsedColumn(), console=errors, transient=True,
+                   disable=not errors.is_terminal)
+    with bar:
+        task = bar.add_task(what, total=total)
+
+        def advance(name: str | None = None, steps: int = 1) -> None:
+            bar.update(task, advance=steps, description=name)
+
+        yield advance
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits that matter, or thereabouts."""
+    value = seconds * 1e3
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+
+
+def set_threads(threads: int | None) -> int:
+    """Set torch's number of threads, which is everybody's; returns it."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return int(torch.get_num_threads())

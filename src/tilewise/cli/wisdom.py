@@ -1,0 +1,145 @@
+"""tilewise wisdom: plans that outlive the process, as files."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import NO
+from .output import Json, errors, milliseconds, print_json, print_table
+
+app = typer.Typer(no_args_is_help=True, help="Show, merge, export, import and check wisdom files.")
+
+File = Annotated[Path | None, typer.Argument(help="A wisdom file; the user's own, if not said.")]
+
+
+@app.command()
+def show(file: File = None, json: Json = False) -> None:
+    """Every plan of a file."""
+    entries = _entries(file)
+    if json:
+        print_json({name: entry.to_json() for name, entry in entries.items()})
+        return
+    print_table(f"{_place(file)}: {len(entries)} plans",
+                ("problem and machine", "algorithm", "schedule", "ms"),
+                [(name, entry.algorithm, str(entry.schedule), milliseconds(entry.seconds))
+                 for name, entry in sorted(entries.items())], left=3)
+
+
+@app.command()
+def merge(into: Annotated[Path, typer.Argument(help="The file that is added to.")],
+          sources: Annotated[list[Path], typer.Argument(help="The files whose plans are added.")],
+          json: Json = False) -> None:
+    """Add the plans of some files to another; of two for one problem the faster stays."""
+    from ..frontend import wisdom
+
+    _must_exist(*sources)
+    count = wisdom.merge(into, *sources)
+    _say({"file": str(into), "plans": count}, f"{into}: {count} plans", json)
+
+
+@app.command()
+def export(file: Annotated[Path, typer.Argument(help="Where to write it.")],
+           json: Json = False) -> None:
+    """Copy the user's own wisdom to a file, to be shipped with a model."""
+    place = _place(None)
+    _must_exist(place)
+    shutil.copyfile(place, file)
+    file.chmod(0o600)
+    count = len(_entries(file))
+    _say({"file": str(file), "plans": count}, f"{file}: {count} plans", json)
+
+
+@app.command("import")
+def import_(file: Annotated[Path, typer.Argument(help="A wisdom file of somebody.")],
+            json: Json = False) -> None:
+    """Add a file's plans to the user's own wisdom."""
+    merge(_place(None), [file], json)
+
+
+@app.command()
+def check(file: File = None, json: Json = False) -> None:
+    """Whether every plan can still be used here; exit code 1 if one cannot."""
+    verdicts = {name: _verdict(name, entry) for name, entry in sorted(_entries(file).items())}
+    stale = {name: why for name, why in verdicts.items() if why}
+    if json:
+        print_json(verdicts)
+    else:
+        print_table(f"{_place(file)}: {len(verdicts) - len(stale)} of {len(verdicts)} plans can be "
+                    "used here", ("problem and machine", "why not"),
+                    list(stale.items()), left=2)
+    if stale:
+        raise typer.Exit(NO)
+
+
+def _verdict(name: str, entry: Any) -> str:
+    """Why a plan cannot be used; empty means that it can."""
+    import torch
+
+    from ..core.problem import Problem
+    from ..core.target import Target
+    from ..frontend.ops import ENGINE
+    from ..planner.planner import inner_problem
+    from ..planner.wisdom import key
+
+    if entry.versions != ENGINE.planner.wisdom.versions:
+        made, here = dict(entry.versions), dict(ENGINE.planner.wisdom.versions)
+        return f"made with {_versions(made)}, here is {_versions(here)}"
+    text, _, machine = name.partition(" on ")
+    threads = machine.split(" ")[0].rpartition(":t")[2]
+    target = Target.host(threads=int(threads) if threads.isdigit() else torch.get_num_threads())
+    try:
+        problem = Problem.parse(text)
+        algorithm = ENGINE.planner.algorithm(entry.algorithm)
+    except (ValueError, KeyError) as error:
+        return str(error)
+    if key(problem, target) != name:
+        return f"made for {machine}, here is {key(problem, target).partition(' on ')[2]}"
+    if algorithm.version != entry.version:
+        return f"{entry.algorithm} is version {algorithm.version}, needs {entry.version}"
+    inner = inner_problem(algorithm, problem)
+    reasons = algorithm.reject(inner, target)
+    if reasons:
+        return "; ".join(reasons)
+    return "" if entry.schedule in algorithm.space(inner, target) else (
+        f"schedule {entry.schedule} is not in the space of {entry.algorithm}")
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _place(file: Path | None) -> Path:
+    from ..planner.wisdom import default_path
+
+    return default_path() if file is None else file
+
+
+def _entries(file: Path | None) -> dict[str, Any]:
+    from ..planner.wisdom import Wisdom
+
+    found = Wisdom()
+    if file is not None:
+        _must_exist(file)
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        found.load(_place(file))
+    for complaint in complaints:
+        errors.print(str(complaint.message), style="yellow", markup=False)
+    return found.entries
+
+
+def _must_exist(*files: Path) -> None:
+    from ..core.errors import TilewiseError
+
+    for file in files:
+        if not file.exists():
+            raise TilewiseError(f"{file} does not exist; tilewise tune MODEL makes wisdom")
+
+
+def _say(data: dict[str, Any], text: str, json: bool) -> None:
+    print_json(data) if json else print(text)
