@@ -6,6 +6,7 @@ from .cpu_direct import CpuDirect
 from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
 from .cpu_winograd import CpuWinograd
+from .cpu_winograd_weight import CpuWinogradWeight
 from .reference import Reference
 from .vendor import Vendor
 
@@ -15,6 +16,7 @@ ALGORITHMS: list[Algorithm] = [
     CpuWinograd(),
     CpuPixels(),
     CpuDirect(),
+    CpuWinogradWeight(),
     Vendor(),
     Reference(),
 ]

@@ -43,13 +43,30 @@ class CpuAlgorithm(Algorithm):
 
 def cpu_f32_forward(p: Problem, t: Target) -> list[str]:
     """What every fp32 forward kernel for CPUs asks for."""
+    reasons = cpu_f32(p, t)
+    if p.direction == "backward_data":
+        reasons.append(f"direction is backward_data with stride {p.stride} and padding "
+                       f"{p.padding}, needs stride 1 and padding within the filter")
+    elif p.direction != "forward":
+        reasons.append(f"direction is {p.direction}, needs forward")
+    return reasons
+
+
+def cpu_f32_weight(p: Problem, t: Target) -> list[str]:
+    """What every fp32 kernel for gradients of weights asks for."""
+    reasons = cpu_f32(p, t)
+    if p.direction != "backward_weight":
+        reasons.append(f"direction is {p.direction}, needs backward_weight")
+    return reasons
+
+
+def cpu_f32(p: Problem, t: Target) -> list[str]:
+    """What every fp32 kernel for CPUs asks for."""
     reasons = []
     if t.device != "cpu":
         reasons.append(f"device is {t.device}, needs cpu")
     if p.dtype != "f32":
         reasons.append(f"dtype is {p.dtype}, needs f32")
-    if p.direction != "forward":
-        reasons.append(f"direction is {p.direction}, needs forward")
     return reasons
 
 

@@ -33,20 +33,10 @@ class CpuWinograd(CpuAlgorithm):
     exact_on_integers = False
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        reasons = cpu_f32_forward(p, t)
-        if p.stride != (1, 1):
-            reasons.append(f"stride is {p.stride}, needs 1")
-        if p.dilation != (1, 1):
-            reasons.append(f"dilation is {p.dilation}, needs 1")
-        if p.groups > 1:
-            reasons.append(f"groups is {p.groups}, needs 1")
-        if not 2 <= max(p.r, p.s) <= MOST_TAPS:
-            reasons.append(f"filter is {p.r}x{p.s}, needs at least 2 and at most {MOST_TAPS} taps "
-                           "along an axis")
-        return reasons
+        return cpu_f32_forward(p, t) + stride_one(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
-        return _growth(s.tile_h, p.r) * _growth(s.tile_w, p.s) * accumulation_error(p.c)
+        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * accumulation_error(p.c)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
@@ -70,6 +60,21 @@ class CpuWinograd(CpuAlgorithm):
 
 
 
+def stride_one(p: Problem) -> list[str]:
+    """What Winograd's products ask for, in every direction."""
+    reasons = []
+    if p.stride != (1, 1):
+        reasons.append(f"stride is {p.stride}, needs 1")
+    if p.dilation != (1, 1):
+        reasons.append(f"dilation is {p.dilation}, needs 1")
+    if p.groups > 1:
+        reasons.append(f"groups is {p.groups}, needs 1")
+    if not 2 <= max(p.r, p.s) <= MOST_TAPS:
+        reasons.append(f"filter is {p.r}x{p.s}, needs at least 2 and at most {MOST_TAPS} taps "
+                       "along an axis")
+    return reasons
+
+
 class _Work:
     """Cycles of the steps of a schedule."""
 
@@ -85,7 +90,7 @@ class _Work:
     def transforms(self) -> float:
         """Input and output transforms of all tiles."""
         p, s, n = self.p, self.s, self.positions
-        (in_h, out_h), (in_w, out_w) = _operations(s.tile_h, p.r), _operations(s.tile_w, p.s)
+        (in_h, out_h), (in_w, out_w) = operations(s.tile_h, p.r), operations(s.tile_w, p.s)
         into = (self.n_w * in_h + self.n_h * in_w) / 2 + 1.5 * n
         back = (self.n_w * out_h + s.tile_h * out_w) / 2 + 0.5 * n + 2 * s.tile_h * s.tile_w
         return 1.5 * self.tiles * (self.c_vectors * into + self.k_vectors * back + 30)
@@ -128,12 +133,12 @@ class _Work:
 
 
 @lru_cache(maxsize=64)
-def _growth(m: int, taps: int) -> float:
+def growth(m: int, taps: int) -> float:
     return error_growth(matrices(m, taps), matrices(1, 1))
 
 
 @lru_cache(maxsize=64)
-def _operations(m: int, taps: int) -> tuple[float, float]:
+def operations(m: int, taps: int) -> tuple[float, float]:
     """About the operations of one input and of one output transform along an axis."""
     def shared(matrix: Matrix) -> float:  # mirrored points share a quarter; counting takes longer
         return 0.75 * sum(sum(map(bool, row)) - 1 for row in matrix)
@@ -145,20 +150,20 @@ def _operations(m: int, taps: int) -> tuple[float, float]:
 def _default(p: Problem, t: Target) -> Schedule:
     """The cheapest of a few by the cost model; the tile, and so the bits, for any threads."""
     algorithm, common = CpuWinograd(), t.with_(threads=2)
-    best = min((s for size in _tile_sizes(p) for s in _likely(p, common, *size, (2,))),
+    best = min((s for size in tile_sizes(p) for s in _likely(p, common, *size, (2,))),
                key=lambda s: algorithm.cost(p, common, s))
     return min(_likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4)),
                key=lambda s: algorithm.cost(p, t, s))
 
 
-def _tile_sizes(p: Problem) -> list[tuple[int, int]]:
+def tile_sizes(p: Problem) -> list[tuple[int, int]]:
     """Tiles whose error stays near that of a direct sum; the smallest where none does."""
     heights, widths = (_axis_sizes(taps, p.epilogue.pool) for taps in (p.r, p.s))
     sizes = [(h, w) for h in heights for w in widths if h * w > 1]
-    growth = {(h, w): _growth(h, p.r) * _growth(w, p.s) for h, w in sizes}
+    grown = {(h, w): growth(h, p.r) * growth(w, p.s) for h, w in sizes}
     # fitted to few layers: refuses F(1x4, 7x7), measured at 2.1 to 2.6 of torch's error
-    safe = [size for size in sizes if growth[size] <= SAFE * (p.r * p.s) ** 0.375]
-    return safe or [min(sizes, key=lambda size: growth[size])]
+    safe = [size for size in sizes if grown[size] <= SAFE * (p.r * p.s) ** 0.375]
+    return safe or [min(sizes, key=lambda size: grown[size])]
 
 
 def _axis_sizes(taps: int, pool: int) -> list[int]:

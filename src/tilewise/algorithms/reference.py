@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.algorithm import Algorithm, accumulation_error
-from ..core.problem import Problem
+from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 
@@ -14,13 +14,12 @@ class Reference(Algorithm):
     """Sums shifted inputs in float64; exact to the last rounding and slow."""
 
     name = "reference"
+    directions = frozenset(DIRECTIONS)
     fuses = frozenset({"bias", "residual", "relu"})
     layouts = frozenset({"nhwc", "nchw"})
     takes = "tensors"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        if p.direction != "forward":
-            return [f"direction is {p.direction}, needs forward"]
         return []
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
@@ -30,24 +29,36 @@ class Reference(Algorithm):
         return 1e-3 + p.flops / 1e9 + p.bytes / 1e9
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        return lambda x, weight, bias, residual: convolve(p, x, weight, bias, residual).to(x.dtype)
+        run = {"forward": convolve, "backward_data": data_gradient,
+               "backward_weight": weight_gradient}[p.direction]
+        return lambda x, *operands: run(p, x, *operands).to(x.dtype)
+
+
+def taps(p: Problem, padded: Any) -> Any:
+    """The inputs under every tap: r, s, and a view of (n, group, c, conv_h, conv_w)."""
+    for r in range(p.r):
+        for s in range(p.s):
+            rows = slice(r * p.dilation[0], None, p.stride[0])
+            cols = slice(s * p.dilation[1], None, p.stride[1])
+            yield r, s, padded[..., rows, cols][..., :p.conv_h, :p.conv_w]
+
+
+def _padded(p: Problem, x: Any) -> Any:
+    """(n, group, c, h, w) in float64 with its border of zeros."""
+    from torch.nn import functional as F
+
+    top, bottom, left, right = p.padding
+    return F.pad(x.double(), (left, right, top, bottom)).unflatten(1, (p.groups, p.group_c))
 
 
 def convolve(p: Problem, x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
     """The problem in float64, term by term as it is defined."""
     import torch
 
-    top, bottom, left, right = p.padding
-    x = torch.nn.functional.pad(x.double(), (left, right, top, bottom))
-    x = x.unflatten(1, (p.groups, p.group_c))
     w = weight.double().unflatten(0, (p.groups, p.group_k))
     y = torch.zeros(x.shape[0], p.groups, p.group_k, p.conv_h, p.conv_w, dtype=torch.float64)
-    for r in range(p.r):
-        for s in range(p.s):
-            rows = slice(r * p.dilation[0], None, p.stride[0])
-            cols = slice(s * p.dilation[1], None, p.stride[1])
-            seen = x[..., rows, cols][..., :p.conv_h, :p.conv_w]
-            y += torch.einsum("ngchw,gkc->ngkhw", seen, w[..., r, s])
+    for r, s, seen in taps(p, _padded(p, x)):
+        y += torch.einsum("ngchw,gkc->ngkhw", seen, w[..., r, s])
     y = y.flatten(1, 2)
     if p.epilogue.bias:
         y += bias.double()[:, None, None]
@@ -56,3 +67,28 @@ def convolve(p: Problem, x: Any, weight: Any, bias: Any = None, residual: Any = 
     if p.epilogue.activation:
         y = getattr(torch.nn.functional, p.epilogue.activation)(y)
     return torch.nn.functional.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y
+
+
+def data_gradient(p: Problem, grad: Any, weight: Any, *_: Any) -> Any:
+    """The gradient of the input, term by term."""
+    import torch
+
+    top, _, left, _ = p.padding
+    w = weight.double().unflatten(0, (p.groups, p.group_k))
+    grad = grad.double().unflatten(1, (p.groups, p.group_k))
+    dx = torch.zeros(grad.shape[0], p.groups, p.group_c, p.padded_h, p.padded_w,
+                     dtype=torch.float64)
+    for r, s, seen in taps(p, dx):
+        seen += torch.einsum("ngkhw,gkc->ngchw", grad, w[..., r, s])
+    return dx[..., top:top + p.h, left:left + p.w].flatten(1, 2)
+
+
+def weight_gradient(p: Problem, x: Any, grad: Any, *_: Any) -> Any:
+    """The gradient of the weight, term by term."""
+    import torch
+
+    grad = grad.double().unflatten(1, (p.groups, p.group_k))
+    dw = torch.zeros(p.groups, p.group_k, p.group_c, p.r, p.s, dtype=torch.float64)
+    for r, s, seen in taps(p, _padded(p, x)):
+        dw[..., r, s] = torch.einsum("ngchw,ngkhw->gkc", seen, grad)
+    return dw.flatten(0, 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.algorithm import Algorithm, accumulation_error
 from ..core.cost import traffic
-from ..core.problem import Problem
+from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 
@@ -15,18 +15,17 @@ class Vendor(Algorithm):
     """Whatever torch runs: oneDNN on x86, cuDNN on NVIDIA."""
 
     name = "vendor"
+    directions = frozenset(DIRECTIONS)
     fuses = frozenset({"bias"})
     layouts = frozenset({"nhwc", "nchw"})
     baseline = True
     takes = "tensors"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        if p.direction != "forward":
-            return [f"direction is {p.direction}, needs forward"]
         return []
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return accumulation_error(p.group_c * p.r * p.s, p.dtype)
+        return accumulation_error(p.terms, p.dtype)
 
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         compute = p.flops / (t.peak * _efficiency(p, t))
@@ -34,28 +33,80 @@ class Vendor(Algorithm):
         return 12e-6 + max(compute, memory) + 0.3 * min(compute, memory)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        import torch
-
-        channels_last = p.layout == "nhwc"
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        return weight.contiguous(memory_format=layout)
+        return weight.contiguous(memory_format=_layout(p))
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        import torch
-        from torch.nn import functional as F
+        return {"forward": _forward, "backward_data": _backward_data,
+                "backward_weight": _backward_weight}[p.direction](p)
 
-        top, bottom, left, right = p.padding
-        even = top == bottom and left == right
-        padding = (top, left) if even else (0, 0)
-        layout = torch.channels_last if p.layout == "nhwc" else torch.contiguous_format
 
-        def run(x: Any, weight: Any, bias: Any, residual: Any) -> Any:
-            if not even:
-                x = F.pad(x, (left, right, top, bottom))
-            y = F.conv2d(x, weight, bias, p.stride, padding, p.dilation, p.groups)
-            return y.contiguous(memory_format=layout)
+def _layout(p: Problem) -> Any:
+    import torch
 
-        return run
+    return torch.channels_last if p.layout == "nhwc" else torch.contiguous_format
+
+
+def _is_even(p: Problem) -> bool:
+    """Whether torch can do the padding."""
+    top, bottom, left, right = p.padding
+    return top == bottom and left == right
+
+
+def _padded(p: Problem, x: Any) -> Any:
+    from torch.nn import functional as F
+
+    top, bottom, left, right = p.padding
+    return x if _is_even(p) else F.pad(x, (left, right, top, bottom))
+
+
+def _forward(p: Problem) -> Any:
+    from torch.nn import functional as F
+
+    padding = (p.padding[0], p.padding[2]) if _is_even(p) else (0, 0)
+    layout = _layout(p)
+
+    def run(x: Any, weight: Any, bias: Any, residual: Any) -> Any:
+        y = F.conv2d(_padded(p, x), weight, bias, p.stride, padding, p.dilation, p.groups)
+        return y.contiguous(memory_format=layout)
+
+    return run
+
+
+def _gradient(p: Problem, grad: Any, x: Any, weight: Any, which: int) -> Any:
+    """torch's gradient of the input (0) or of the weight (1)."""
+    import torch
+
+    padding = (p.padding[0], p.padding[2]) if _is_even(p) else (0, 0)
+    wanted = [which == i for i in range(3)]
+    return torch.ops.aten.convolution_backward(
+        grad, x, weight, None, p.stride, padding, p.dilation, False, (0, 0), p.groups,
+        wanted)[which]
+
+
+def _backward_data(p: Problem) -> Any:
+    top, _, left, _ = p.padding
+    height, width = (p.h, p.w) if _is_even(p) else (p.padded_h, p.padded_w)
+    layout = _layout(p)
+
+    def run(grad: Any, weight: Any, bias: Any, residual: Any) -> Any:
+        shape = (grad.shape[0], p.c, height, width)
+        like = grad.new_empty(shape).contiguous(memory_format=layout)  # only its shape is read
+        dx = _gradient(p, grad, like, weight, 0)
+        inside = dx if _is_even(p) else dx[..., top:top + p.h, left:left + p.w]
+        return inside.contiguous(memory_format=layout)
+
+    return run
+
+
+def _backward_weight(p: Problem) -> Any:
+    layout = _layout(p)
+
+    def run(x: Any, grad: Any, bias: Any, residual: Any) -> Any:
+        shape = (p.k, p.group_c, p.r, p.s)
+        like = grad.new_empty(shape).contiguous(memory_format=layout)
+        return _gradient(p, grad, _padded(p, x), like, 1)
+
+    return run
 
 
 def _efficiency(p: Problem, t: Target) -> float:

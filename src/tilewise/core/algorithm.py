@@ -21,6 +21,7 @@ class Algorithm:
     name: str  # stable: it is written into wisdom
     version: int = 1  # bump when code, or the meaning of a tunable, changes
     fuses: frozenset[str] = frozenset()  # epilogue steps done inside the kernel
+    directions: frozenset[str] = frozenset({"forward"})  # what the kernel computes
     layouts: frozenset[str] = frozenset({"nhwc"})  # what the kernel reads and writes
     baseline: bool = False  # what runs where nothing better is known
     takes: str = "addresses"  # or "tensors": what the built function is called with

@@ -28,6 +28,11 @@ class Plan:
     error: float
 
     @property
+    def mirrors(self) -> bool:
+        """Whether a gradient of the input is had as a forward convolution."""
+        return self.inner.direction != self.problem.direction
+
+    @property
     def before(self) -> tuple[str, ...]:
         """Passes before the kernel."""
         return ("to_" + self.inner.layout,) if self.inner.layout != self.problem.layout else ()

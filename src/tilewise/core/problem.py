@@ -154,6 +154,28 @@ class Problem:
     def out_w(self) -> int:
         return self.conv_w // self.epilogue.pool
 
+    @cached_property
+    def mirrored(self) -> Problem | None:
+        """The forward convolution that turns gradients of the output into those of the input.
+
+        Its weight has the channels swapped and the taps reversed. There is none with a stride,
+        or with more padding than the filter reaches.
+        """
+        top, bottom, left, right = self.padding
+        padding = (self.span_h - 1 - top, self.span_h - 1 - bottom,
+                   self.span_w - 1 - left, self.span_w - 1 - right)
+        if self.stride != (1, 1) or min(padding) < 0:
+            return None
+        return self.with_(c=self.k, k=self.c, h=self.conv_h, w=self.conv_w, padding=padding,
+                          direction="forward")
+
+    @property
+    def result_shape(self) -> tuple[int, int, int, int]:
+        """Of what is computed: the output, or the gradient of the input or of the weight."""
+        return {"forward": (self.n, self.k, self.out_h, self.out_w),
+                "backward_data": (self.n, self.c, self.h, self.w),
+                "backward_weight": (self.k, self.group_c, self.r, self.s)}[self.direction]
+
     @property
     def group_c(self) -> int:
         """Input channels of one group."""
@@ -163,6 +185,14 @@ class Problem:
     def group_k(self) -> int:
         """Output channels of one group."""
         return self.k // self.groups
+
+    @property
+    def terms(self) -> int:
+        """Products in one sum of the direct method, the strides of a gradient not looked at."""
+        if self.direction == "backward_weight":
+            return self.n * self.conv_h * self.conv_w
+        return (self.group_k if self.direction == "backward_data" else self.group_c) * (
+            self.r * self.s)
 
     @property
     def flops(self) -> int:

@@ -138,7 +138,12 @@ class Planner:
 
 
 def inner_problem(algorithm: Algorithm, p: Problem) -> Problem:
-    """What the kernel itself is asked for: its layout, and the steps it can fuse."""
+    """What the kernel itself is asked for: its layout, and the steps it can fuse.
+
+    A gradient of the input is a forward convolution with another weight, for who knows no other.
+    """
+    if p.direction == "backward_data" and p.direction not in algorithm.directions:
+        p = p.mirrored or p
     layout = p.layout if p.layout in algorithm.layouts else sorted(algorithm.layouts)[0]
     return p.with_(layout=layout, epilogue=p.epilogue.split(algorithm.fuses)[0])
 

@@ -74,6 +74,10 @@ def random_operands(p: Problem, seed: int = 0) -> tuple[torch.Tensor, ...]:
 
     x = normal(p.n, p.c, p.h, p.w).contiguous(memory_format=layout)
     weight = normal(p.k, p.group_c, p.r, p.s) * (p.group_c * p.r * p.s) ** -0.5
+    if p.direction != "forward":
+        grad = normal(p.n, p.k, p.conv_h, p.conv_w).contiguous(memory_format=layout)
+        first, second = (grad, weight) if p.direction == "backward_data" else (x, grad)
+        return first, second, None, None  # type: ignore[return-value]
     bias = normal(p.k) if p.epilogue.bias else None
     shape = (p.n, p.k, p.conv_h, p.conv_w)
     residual = normal(*shape).contiguous(memory_format=layout) if p.epilogue.residual else None

@@ -18,7 +18,11 @@ LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 
 
 class Executable:
-    """Ready to run: y = executable(x, prepared weight, bias, residual)."""
+    """Ready to run: y = executable(x, prepared weight, bias, residual).
+
+    For the gradient of the input, x is that of the output; for the gradient of the weight, the
+    prepared weight is the gradient of the output.
+    """
 
     def __init__(self, plan: Plan, algorithm: Algorithm) -> None:
         self.plan, self.algorithm = plan, algorithm
@@ -30,18 +34,25 @@ class Executable:
         self._layout = LAYOUTS[p.layout]
         self._after = tuple(_step(name) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size; a string hashes once
-        parts = (algorithm.name, t.isa, s, p.layout, p.c, p.k, p.r, p.s, p.groups)
+        parts = (algorithm.name, t.isa, s, p.layout, p.c, p.k, p.r, p.s, p.groups, plan.mirrors)
         self.weight_key = " ".join(map(str, parts))
 
     def prepare(self, weight: Tensor) -> Any:
         """The weight as the kernel wants it."""
+        weight = weight.detach()
+        if self.plan.problem.direction == "backward_weight":
+            return weight
+        if self.plan.mirrors:
+            weight = mirror(weight, self.plan.problem.groups)
         return self.algorithm.prepare(self.plan.inner, self.plan.target, self.plan.schedule,
-                                      weight.detach())
+                                      weight)
 
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None,
                  residual: Tensor | None) -> Tensor:
         layout = self._layout
         x = x.contiguous(memory_format=layout)
+        if self.plan.problem.direction == "backward_weight":
+            return self._run(x, weight.contiguous(memory_format=layout), None, None)
         fused = residual
         if residual is not None:
             residual = residual.contiguous(memory_format=layout)
@@ -53,7 +64,7 @@ class Executable:
 
     def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
         p = self.plan.inner
-        layout, strides = LAYOUTS[p.layout], _strides(p)
+        layout, strides = LAYOUTS[_result_layout(p)], _strides(p)
 
         def run(*operands: Any) -> Tensor:
             y = call(*operands).contiguous(memory_format=layout)
@@ -63,7 +74,7 @@ class Executable:
 
     def _with_addresses(self, launch: Callable[..., None]) -> Callable[..., Tensor]:
         p, threads, floats = self.plan.inner, self.plan.target.threads, -(-self._scratch // 4)
-        empty = _empty_output(p)
+        empty = _empty_result(p)
 
         def run(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
             y = empty()
@@ -76,16 +87,31 @@ class Executable:
         return run
 
 
-def _empty_output(p: Problem) -> Callable[[], Tensor]:
-    if p.layout == "nhwc":
-        return lambda: memory.empty(p.n, p.out_h, p.out_w, p.k).permute(0, 3, 1, 2)
-    return lambda: memory.empty(p.n, p.k, p.out_h, p.out_w)
+def mirror(weight: Tensor, groups: int) -> Tensor:
+    """Input and output channels swapped, taps reversed: what makes gradients of the input."""
+    k, c, r, s = weight.shape
+    parts = weight.reshape(groups, k // groups, c, r, s).transpose(1, 2)
+    return parts.reshape(groups * c, k // groups, r, s).flip(2, 3)
+
+
+def _result_layout(p: Problem) -> str:
+    """Gradients of weights come as (K, C, R, S), whatever the layout of the images."""
+    return "nchw" if p.direction == "backward_weight" else p.layout
+
+
+def _empty_result(p: Problem) -> Callable[[], Tensor]:
+    a, b, c, d = p.result_shape
+    if _result_layout(p) == "nhwc":
+        return lambda: memory.empty(a, c, d, b).permute(0, 3, 1, 2)
+    return lambda: memory.empty(a, b, c, d)
 
 
 def _strides(p: Problem) -> tuple[int, ...]:
-    """Of the output, also where a size of one would allow others."""
-    h, w, k = p.out_h, p.out_w, p.k
-    return (h * w * k, 1, w * k, k) if p.layout == "nhwc" else (k * h * w, h * w, w, 1)
+    """Of the result, also where a size of one would allow others."""
+    _, k, h, w = p.result_shape
+    if _result_layout(p) == "nhwc":
+        return (h * w * k, 1, w * k, k)
+    return (k * h * w, h * w, w, 1)
 
 
 def _address(tensor: Tensor | None) -> int:

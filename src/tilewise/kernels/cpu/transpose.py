@@ -26,3 +26,20 @@ def _perfect_shuffle(vectors: list[Vector]) -> list[Vector]:
     for low, high in zip(vectors[:half], vectors[half:], strict=True):
         out += [low.shuffle(high, zipped[:lanes]), low.shuffle(high, zipped[lanes:])]
     return out
+
+
+def interleave(vectors: list[Vector]) -> list[Vector]:
+    """As many vectors that, laid end to end, are [lane][vector]."""
+    count, lanes = len(vectors), vectors[0].lanes
+    out = []
+    for first in range(0, count * lanes, lanes):
+        wanted = [divmod(first + i, count) for i in range(lanes)]  # lane, vector
+        sources = sorted({source for _, source in wanted})
+        mixed = vectors[sources[0]]
+        mixed = mixed.shuffle(mixed, [lane if source == sources[0] else 0
+                                      for lane, source in wanted])
+        for new in sources[1:]:
+            mixed = mixed.shuffle(vectors[new], [lanes + lane if source == new else i
+                                                 for i, (lane, source) in enumerate(wanted)])
+        out.append(mixed)
+    return out

@@ -1,0 +1,113 @@
+"""Gradients of the weights of stride-1 convolutions in the Winograd domain."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from ..core.algorithm import EPS32
+from ..core.cost import seconds, tile_cycles
+from ..core.problem import Problem
+from ..core.schedule import Schedule, Space
+from ..core.target import Target
+from .common import CpuAlgorithm, cpu_f32_weight, fits
+from .cpu_winograd import FAR, NEAR, growth, operations, stride_one, tile_sizes
+
+SIZES = (1, 2, 3, 4, 5, 6)
+TILES = (14, 28, 56, 84, 112, 128)  # a longer sum in registers would round worse
+BLOCKS = (1, 2, 4, 8, 16)
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class CpuWinogradWeight(CpuAlgorithm):
+    """Tiles of the input against tiles of the gradient, summed in blocks."""
+
+    name = "cpu_winograd_weight"
+    version = 1
+    kernel = "winograd_weight"
+    directions = frozenset({"backward_weight"})
+    fuses = frozenset()
+    exact_on_integers = False
+
+    def reject(self, p: Problem, t: Target) -> list[str]:
+        return cpu_f32_weight(p, t) + stride_one(p)
+
+    def error(self, p: Problem, t: Target, s: Any) -> float:
+        blocks = p.n * _tiles(p, s) / s.tiles
+        depth = math.sqrt(s.tiles) + math.sqrt(blocks)
+        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * EPS32 * (2 + depth)
+
+    def space(self, p: Problem, t: Target) -> Space:
+        def legal(s: Any) -> bool:
+            return (fits(t, s.rows, s.vectors) and t.lanes % s.rows == 0
+                    and (s.vectors - 1) * t.lanes < p.c and s.tile_h * s.tile_w > 1
+                    and (p.r > 1 or s.tile_h == 1) and (p.s > 1 or s.tile_w == 1)
+                    and (s.order == "shared" or s.blocks == 1)
+                    and (s.order == "parts" or s.parts == 1))
+
+        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=("parts", "shared"), tiles=TILES,
+                     blocks=BLOCKS, parts=PARTS, rows=(1, 2, 4, 8, 16), vectors=(1, 2, 3, 4, 5, 6),
+                     unroll=(1, 2, 4))
+
+    def default(self, p: Problem, t: Target) -> Schedule:
+        return _default(p.with_(frozen=False), t)
+
+    def cost(self, p: Problem, t: Target, s: Any) -> float:
+        tiles, positions = p.n * _tiles(p, s), (s.tile_h + p.r - 1) * (s.tile_w + p.s - 1)
+        width, k = s.vectors * t.lanes, math.ceil(p.k / t.lanes) * t.lanes
+        c = math.ceil(p.c / width) * width
+        blocks = max(1, math.ceil(tiles / s.tiles)) if s.order == "shared" else (
+            s.parts * max(1, math.ceil(tiles / s.parts / s.tiles)))
+        u = 4.0 * positions * c * k
+        moved = 4.0 * s.tiles * s.blocks * positions * (c + k)  # V and M of a chunk
+        calls = blocks * positions * (c / width) * (k / s.rows)
+        product = tile_cycles(t, s.rows, s.vectors, s.tiles) + 2 * s.rows * s.vectors
+        near = u + moved if s.order == "parts" else (u + moved) / positions
+        speed = NEAR if near < t.l2 else FAR
+        travels = 2 * (blocks * u / (s.blocks if s.order == "shared" else 1)
+                       + 4.0 * tiles * positions * (c + k)) / speed
+        if s.order == "shared" and u + moved > t.l2:  # read by others than wrote it
+            travels += 8.0 * tiles * positions * (c + k) / FAR
+        cycles = (_transforms(p, t, s) * tiles + calls * product + travels
+                  + u * s.parts / FAR)
+        tasks, regions = (s.parts, 2) if s.order == "parts" else (
+            positions, 3 * max(1, math.ceil(tiles / (s.tiles * s.blocks))))
+        return seconds(t, cycles, p.bytes, tasks, regions)
+
+
+def _tiles(p: Problem, s: Any) -> int:
+    """Tiles of one image."""
+    return math.ceil(p.conv_h / s.tile_h) * math.ceil(p.conv_w / s.tile_w)
+
+
+def _transforms(p: Problem, t: Target, s: Any) -> float:
+    """Cycles of reading one tile of the input and one of the gradient."""
+    n_h, n_w = s.tile_h + p.r - 1, s.tile_w + p.s - 1
+    (in_h, out_h), (in_w, out_w) = operations(s.tile_h, p.r), operations(s.tile_w, p.s)
+    into = (n_w * in_h + n_h * in_w) / 2 + 1.5 * n_h * n_w
+    grad = (s.tile_w * out_h + n_h * out_w) / 2 + n_h * n_w
+    return 1.5 * (math.ceil(p.c / t.lanes) * into + math.ceil(p.k / t.lanes) * grad + 30)
+
+
+@lru_cache(maxsize=4096)
+def _default(p: Problem, t: Target) -> Schedule:
+    algorithm = CpuWinogradWeight()
+    return min((s for size in tile_sizes(p) for s in _likely(p, t, *size)),
+               key=lambda s: algorithm.cost(p, t, s))
+
+
+def _likely(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule]:
+    parts = max(part for part in PARTS if part <= max(1, t.threads))
+    found = []
+    for rows in (rows for rows in (4, 8, 16) if t.lanes % rows == 0):
+        for vectors in range(1, 7):
+            if not fits(t, rows, vectors) or (vectors - 1) * t.lanes >= p.c:
+                continue
+            for tiles in (56, 112):
+                common: Any = {"tile_h": tile_h, "tile_w": tile_w, "tiles": tiles, "rows": rows,
+                               "vectors": vectors, "unroll": 4}
+                found.append(Schedule(order="parts", blocks=1, parts=parts, **common))
+                found += [Schedule(order="shared", blocks=blocks, parts=1, **common)
+                          for blocks in (1, 4)]
+    return found
