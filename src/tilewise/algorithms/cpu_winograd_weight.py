@@ -15,7 +15,7 @@ from .common import CpuAlgorithm, cpu_f32_weight, fits
 from .cpu_winograd import FAR, NEAR, growth, operations, stride_one, tile_sizes
 
 SIZES = (1, 2, 3, 4, 5, 6)
-TILES = (14, 28, 56, 84, 112, 128)  # a longer sum in registers would round worse
+TILES = tuple(range(1, 129))  # a longer sum in registers would round worse
 BLOCKS = (1, 2, 4, 8, 16)
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
@@ -93,21 +93,30 @@ def _transforms(p: Problem, t: Target, s: Any) -> float:
 @lru_cache(maxsize=4096)
 def _default(p: Problem, t: Target) -> Schedule:
     algorithm = CpuWinogradWeight()
-    return min((s for size in tile_sizes(p) for s in _likely(p, t, *size)),
+    return min((_likely(p, t, *size) for size in tile_sizes(p)),
                key=lambda s: algorithm.cost(p, t, s))
 
 
-def _likely(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule]:
-    parts = max(part for part in PARTS if part <= max(1, t.threads))
-    found = []
-    for rows in (rows for rows in (4, 8, 16) if t.lanes % rows == 0):
-        for vectors in range(1, 7):
-            if not fits(t, rows, vectors) or (vectors - 1) * t.lanes >= p.c:
-                continue
-            for tiles in (56, 112):
-                common: Any = {"tile_h": tile_h, "tile_w": tile_w, "tiles": tiles, "rows": rows,
-                               "vectors": vectors, "unroll": 4}
-                found.append(Schedule(order="parts", blocks=1, parts=parts, **common))
-                found += [Schedule(order="shared", blocks=blocks, parts=1, **common)
-                          for blocks in (1, 4)]
-    return found
+def _likely(p: Problem, t: Target, tile_h: int, tile_w: int) -> Schedule:
+    """By rules fitted to the layers of VGG16: sums that fit near a core are a core's own."""
+    rows = 8 if t.lanes >= 16 else 4
+    vectors = max(v for v in (1, 2, 3) if fits(t, rows, v) and (v - 1) * t.lanes < p.c)
+    vectors = min(range(1, vectors + 1), key=lambda v: (-(-p.c // (v * t.lanes)) * v, -v))
+    common: Any = {"tile_h": tile_h, "tile_w": tile_w, "rows": rows, "vectors": vectors,
+                   "unroll": 4}
+    total = max(1, p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w))
+    sums = 4 * (tile_h + p.r - 1) * (tile_w + p.s - 1) * p.c * p.k
+    if sums <= 2.5 * t.l2:
+        parts = max(part for part in PARTS if part <= t.threads)
+        return Schedule(order="parts", tiles=_even(math.ceil(total / parts)), blocks=1,
+                        parts=parts, **common)
+    tiles = _even(total)
+    needed = math.ceil(total / tiles)
+    blocks = min(needed, BLOCKS[-1]) if sums > 12 * t.l2 else 1
+    return Schedule(order="shared", tiles=tiles, parts=1,
+                    blocks=next(b for b in BLOCKS if b >= blocks), **common)
+
+
+def _even(total: int) -> int:
+    """About 56 tiles a block, so that blocks come out full."""
+    return math.ceil(total / max(1, round(total / 56)))
