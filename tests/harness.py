@@ -29,7 +29,8 @@ from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule, Target
 from tilewise.kernels.cpu import launch, threads
 
-GENERATED: dict[str, Algorithm] = {a.name: a for a in ALGORITHMS if a.takes == "addresses"}
+GENERATED: dict[str, Algorithm] = {
+    a.name: a for a in ALGORITHMS if a.takes == "addresses" and "forward" in a.directions}
 THREADS = 2
 PAGE = mmap.PAGESIZE
 LIBC = ctypes.CDLL(None, use_errno=True)

@@ -29,9 +29,14 @@ class Reference(Algorithm):
         return 1e-3 + p.flops / 1e9 + p.bytes / 1e9
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        run = {"forward": convolve, "backward_data": data_gradient,
-               "backward_weight": weight_gradient}[p.direction]
-        return lambda x, *operands: run(p, x, *operands).to(x.dtype)
+        return lambda x, *operands: solve(p, x, *operands).to(x.dtype)
+
+
+def solve(p: Problem, *operands: Any) -> Any:
+    """The problem in float64, whatever its direction."""
+    run: Any = {"forward": convolve, "backward_data": data_gradient,
+                "backward_weight": weight_gradient}[p.direction]
+    return run(p, *operands)
 
 
 def taps(p: Problem, padded: Any) -> Any:
@@ -69,11 +74,11 @@ def convolve(p: Problem, x: Any, weight: Any, bias: Any = None, residual: Any = 
     return torch.nn.functional.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y
 
 
-def data_gradient(p: Problem, grad: Any, weight: Any, *_: Any) -> Any:
+def data_gradient(p: Problem, grad: Any, weight: Any, *nothing: Any) -> Any:
     """The gradient of the input, term by term."""
     import torch
 
-    top, _, left, _ = p.padding
+    top, left = p.padding[0], p.padding[2]
     w = weight.double().unflatten(0, (p.groups, p.group_k))
     grad = grad.double().unflatten(1, (p.groups, p.group_k))
     dx = torch.zeros(grad.shape[0], p.groups, p.group_c, p.padded_h, p.padded_w,
@@ -83,7 +88,7 @@ def data_gradient(p: Problem, grad: Any, weight: Any, *_: Any) -> Any:
     return dx[..., top:top + p.h, left:left + p.w].flatten(1, 2)
 
 
-def weight_gradient(p: Problem, x: Any, grad: Any, *_: Any) -> Any:
+def weight_gradient(p: Problem, x: Any, grad: Any, *nothing: Any) -> Any:
     """The gradient of the weight, term by term."""
     import torch
 

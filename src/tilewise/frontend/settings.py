@@ -30,10 +30,14 @@ def set_cache_limit(kernels: int | None = None, executables: int | None = None) 
         ENGINE.executables.limit = executables
 
 
-def algorithms() -> list[str]:
-    """Names of all algorithms, in the order in which they are asked.
+def algorithms(direction: str = "forward") -> list[str]:
+    """Names of the algorithms that `conv2d` can use, in the order in which they are asked.
 
-    >>> "vendor" in algorithms()
-    True
+    With "backward_weight", those for gradients of weights; gradients of inputs are computed by
+    those of the forward direction.
+
+    >>> "vendor" in algorithms(), "cpu_winograd_weight" in algorithms("backward_weight")
+    (True, True)
     """
-    return [algorithm.name for algorithm in ENGINE.planner.algorithms]
+    return [algorithm.name for algorithm in ENGINE.planner.algorithms
+            if direction in algorithm.directions]

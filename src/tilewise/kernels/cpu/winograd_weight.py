@@ -206,7 +206,7 @@ class _Gradient:
                   first: Any) -> None:
         """All blocks of a chunk at one position; `first` tells whether U is still to be filled."""
         g, s = self.g, self.s
-        blocks = (count + (s.tiles - 1)) // s.tiles
+        blocks = ((count + (s.tiles - 1)) // s.tiles).maximum(1)
         self._clear(f, scratch, position, count, blocks * s.tiles)
         self._clear_lanes(f, scratch, position, count)
         v = scratch + position * g.v_position
