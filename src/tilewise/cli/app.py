@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import typer
 
-from ..core.errors import InvalidProblem, NoAlgorithm, TilewiseError
+from ..bench.peers import MissingPeer
+from ..bench.run import WrongResult
+from ..core.errors import NoAlgorithm, TilewiseError
 from . import MISSING, NO, OK, USAGE
+from .bench import app as bench
 from .explain import explain
 from .output import errors
 from .tune import tune
@@ -18,8 +21,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tune,
 }
 GROUPS = {
+    "bench": bench,
     "wisdom": wisdom,
 }
+
+CODES = {MissingPeer: MISSING, WrongResult: NO, NoAlgorithm: NO}  # others are wrong usage
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown",
                   pretty_exceptions_enable=False)
@@ -59,14 +65,7 @@ def run(arguments: list[str]) -> int:
         code = end.code
     except TilewiseError as error:
         errors.print(str(error), style="red", markup=False, highlight=False)
-        return _code(error)
+        return next((code for kind, code in CODES.items() if isinstance(error, kind)), USAGE)
     except KeyboardInterrupt:
         return 130
     return code if isinstance(code, int) else OK
-
-
-def _code(error: TilewiseError) -> int:
-    if isinstance(error, InvalidProblem):
-        return USAGE
-    missing = getattr(error, "missing", False)
-    return MISSING if missing else NO if isinstance(error, NoAlgorithm) else USAGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,13 +52,26 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None
     bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(),
                    TimeElapsedColumn(), console=errors, transient=True,
                    disable=not errors.is_terminal)
-    with bar:
+    with bar, _stdout_for_answers():
         task = bar.add_task(what, total=total)
 
         def advance(name: str | None = None, steps: int = 1) -> None:
             bar.update(task, advance=steps, description=name)
 
         yield advance
+
+
+@contextmanager
+def _stdout_for_answers() -> Iterator[None]:
+    """Libraries that print while they work do so on stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def milliseconds(seconds: float) -> str:

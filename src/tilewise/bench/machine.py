@@ -1,0 +1,84 @@
+"""Facts of the machine that a figure depends on, and its measured limits."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.target import Target
+from ..kernels.cpu import peak
+from ..kernels.cpu.jit import LLVM_VERSION
+from ..planner.measure import interleaved
+
+COPIED = 64 << 20  # floats of a copy that no cache holds, at most
+
+
+def facts(threads: int, limits: bool = True) -> dict[str, Any]:
+    """Everything that a figure should be read with; `limits` measures, for about a second."""
+    t = Target.host(threads=threads)
+    found = {"processor": processor(), "system": f"{platform.system()} {platform.machine()}",
+             "cores": os.cpu_count(), "threads": threads, "isa": t.isa, "lanes": t.lanes,
+             "registers": t.registers, "l1": t.l1, "l2": t.l2, "l3": t.l3,
+             "huge_pages": huge_pages(), "versions": versions()}
+    return {**found, **(measured_limits(threads) if limits else {})}
+
+
+def measured_limits(threads: int) -> dict[str, float]:
+    """Multiply-adds on registers and a large copy: operations and bytes a second."""
+    t = Target.host(threads=threads)
+    multiply_add, operations = peak.runner(t.isa, threads)
+    source = torch.ones(min(COPIED, max(t.l3, 32 << 20) // 4))
+    sink = torch.empty_like(source)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        top, copy = interleaved([multiply_add, lambda: sink.copy_(source)], rounds=15,
+                                sample=0.02, budget=3)
+    finally:
+        torch.set_num_threads(before)
+    return {"peak": operations / top.minimum,
+            "bandwidth": 2.0 * source.numel() * 4 / copy.minimum}
+
+
+def processor() -> str:
+    """The name that the system gives the processor."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def huge_pages() -> str:
+    """How the kernel gives out huge pages: always, madvise, never or unknown."""
+    try:
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return "unknown"
+    return text.partition("[")[2].partition("]")[0] or "unknown"
+
+
+def versions() -> dict[str, str]:
+    """Of what computes."""
+    found = {"python": platform.python_version(), "torch": torch.__version__,
+             "llvm": LLVM_VERSION}
+    for name in ("tilewise", "llvmlite", "numpy", "triton", "openvino", "onnxruntime", "ncnn",
+                 "MNN"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def has_cxx() -> bool:
+    """Whether there is a compiler for torch.compile."""
+    return any(shutil.which(name) for name in ("g++", "c++", "clang++"))

@@ -1,0 +1,93 @@
+"""Result files: what was measured, where, with what, and the command that repeats it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import TilewiseError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender on one subject; without times where none may be told."""
+
+    subject: str
+    contender: str
+    family: str  # torch, tilewise or a peer
+    error: float | None = None
+    minimum: float | None = None
+    median: float | None = None
+    spread: float | None = None
+    ratio: float | None = None  # torch's least time over this one's
+    paired: float | None = None  # the same by rounds, their median
+    images: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run of `tilewise bench` or `tilewise ladder`."""
+
+    kind: str  # bench or ladder
+    command: str
+    date: str
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    rows: list[dict[str, Any]]
+    plans: list[dict[str, Any]] = field(default_factory=list)
+    format: int = FORMAT
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> Result:
+        try:
+            data = json.loads(path.read_text())
+            if data["format"] != FORMAT:
+                raise ValueError(f"format is {data['format']}, needs {FORMAT}")
+            return Result(**data)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TilewiseError(f"{path} is not a result file of tilewise: {error}") from error
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a subject fared from one file to another; above one is faster."""
+
+    subject: str
+    time: float  # old least time over new
+    against_torch: float  # the same of the ratios to torch, which a slower machine cannot change
+    regression: bool
+
+
+def compare(old: Result, new: Result, threshold: float = 0.15) -> list[Change]:
+    """Subjects of both files; a regression is one that lost more than the threshold to torch.
+
+    >>> rows = [{"subject": "a", "contender": "tilewise", "minimum": 1.0, "ratio": 2.0}]
+    >>> slow = [{"subject": "a", "contender": "tilewise", "minimum": 2.0, "ratio": 1.0}]
+    >>> def result(rows): return Result("bench", "", "", {}, {}, rows)
+    >>> [change.regression for change in compare(result(rows), result(slow))]
+    [True]
+    """
+    before, after = _ours(old.rows), _ours(new.rows)
+    changes = []
+    for subject in [name for name in before if name in after]:
+        a, b = before[subject], after[subject]
+        relative = b["ratio"] / a["ratio"]
+        changes.append(Change(subject, a["minimum"] / b["minimum"], relative,
+                              relative < 1 - threshold))
+    if not changes:
+        raise TilewiseError("the files have no subject in common")
+    return changes
+
+
+def _ours(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["subject"]: row for row in rows
+            if row["contender"] == "tilewise" and row.get("minimum")}

@@ -1,0 +1,135 @@
+"""One measurement: everybody's result is checked, then all take turns."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import TilewiseError
+from ..planner.measure import Timing, interleaved
+from .contenders import Contender, tilewise_contender, torch_contenders, use_huge_pages
+from .graph import CannotExport, export
+from .peers import check, start
+from .results import Row
+from .subjects import Subject
+
+CHECKED = 2  # images whose results are compared with float64
+OURS = (5e-6, 3.0)  # our error may be the first, or as many times that of torch
+LOOSE = 1e-3  # a peer that errs more than this computes something else
+PAUSE = 0.03  # seconds until the threads of the one before have stopped spinning
+
+
+class WrongResult(TilewiseError):
+    """Ours is not what it should be; no speed is told."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure."""
+
+    against: tuple[str, ...] = ("torch",)
+    threads: int = 1
+    rounds: int = 9
+    budget: float = 240.0
+    effort: str = "estimate"
+    max_error: float | None = None
+    algorithm: str | None = None
+    cold: bool = False  # weights come from memory, not from a cache
+    compile: bool = True
+
+
+@torch.no_grad()
+def measure(s: Subject, o: Options, tell: Callable[..., Any] = lambda *_: None) -> list[Row]:
+    """Rows of all contenders, torch's first, then ours, then the peers'."""
+    peers = [name for name in o.against if name != "torch"]
+    for name in peers:
+        check(name)
+    use_huge_pages()
+    with tempfile.TemporaryDirectory() as directory:
+        tell("preparing torch", 0)
+        everybody = torch_contenders(s, o.compile)
+        tell("preparing tilewise", 0)
+        everybody.append(tilewise_contender(s, o.effort, o.max_error, o.algorithm))
+        refused: list[Row] = []
+        for name in peers:
+            tell(f"preparing {name}", 0)
+            try:
+                everybody.append(_peer(name, s, o, Path(directory)))
+            except CannotExport as reason:
+                refused.append(Row(s.name, name, name, note=str(reason)))
+        tell("checking results", 0)
+        errors = _errors(s, everybody)
+        wrong = [c for c in everybody if not errors[c.name] <= LOOSE]
+        timed = [c for c in everybody if c not in wrong]
+        tell(f"measuring {s.name}", 0)
+        times = interleaved([c.run for c in timed], o.rounds, 0.03, o.budget,
+                            pause=PAUSE if peers else 0.0, before=_evict if o.cold else None,
+                            tick=lambda: tell(f"measuring {s.name}", 1))
+        refused += [Row(s.name, c.name, c.family, errors[c.name], note="wrong result: not timed")
+                    for c in wrong]
+        return _rows(s, timed, times, errors) + refused
+
+
+def _peer(name: str, s: Subject, o: Options, directory: Path) -> Contender:
+    graph = export(s.model, s.example)
+    place = directory / name.partition("=")[0]
+    place.mkdir()
+    return start(name, graph, s.example.contiguous(), o.threads, place)
+
+
+def _errors(s: Subject, everybody: Sequence[Contender]) -> dict[str, float]:
+    """Relative rms errors against float64; raises if ours is out of line."""
+    few = min(CHECKED, s.images)
+    model: Any = copy.deepcopy(s.model).double()
+    if getattr(model, "residual", None) is not None:
+        model.residual = model.residual[:few]
+    reference = model(s.example[:few].double())
+    errors = {c.name: rms_error(c.result(c.run())[:few], reference) for c in everybody}
+    theirs = min(error for name, error in errors.items() if name.startswith("torch"))
+    ours = errors["tilewise"]
+    if not ours <= max(OURS[0], OURS[1] * theirs):
+        raise WrongResult(f"{s.name}: our rms error is {ours:.1e}, torch's {theirs:.1e}: no speed "
+                          "is told of a wrong result")
+    return errors
+
+
+def rms_error(y: Tensor, reference: Tensor) -> float:
+    """Root mean square of the difference over that of the reference."""
+    difference = y.reshape(reference.shape).double() - reference
+    scale = reference.square().mean().clamp_min(1e-300)
+    return float((difference.square().mean() / scale).sqrt())
+
+
+def _rows(s: Subject, timed: Sequence[Contender], times: Sequence[Timing],
+          errors: dict[str, float]) -> list[Row]:
+    theirs = [time for c, time in zip(timed, times, strict=True) if c.family == "torch"]
+    least = min(time.minimum for time in theirs)
+    steady = min(theirs, key=lambda time: time.median)
+    return [Row(s.name, c.name, c.family, errors[c.name], time.minimum, time.median, time.spread,
+                least / time.minimum, _paired(steady, time), s.images)
+            for c, time in zip(timed, times, strict=True)]
+
+
+def _paired(yardstick: Timing, time: Timing) -> float:
+    """Median over the rounds of torch's time over this one's: what drifts hits both."""
+    return statistics.median(a / b for a, b in zip(yardstick.samples, time.samples))
+
+
+_EVICTION: list[Tensor] = []
+
+
+def _evict() -> None:
+    """Fill the caches with something else."""
+    from ..core.target import Target
+
+    if not _EVICTION:
+        _EVICTION.append(torch.zeros(2 * min(Target.host().l3, 256 << 20) // 4))
+    _EVICTION[0].add_(1.0)
