@@ -36,8 +36,10 @@ RULES = {
     "frontend": Rule((*BELOW_FRONTEND, "torch")),
     "tilewise": Rule((*BELOW_FRONTEND, "frontend")),
     "models": Rule(("torch",)),
+    "training": Rule(("core", "frontend", "models", "torch")),
     "bench": Rule((*BELOW_FRONTEND, "frontend", "tilewise", "models", "torch")),
-    "cli": Rule((*BELOW_FRONTEND, "frontend", "tilewise", "models", "bench", "torch")),
+    "cli": Rule((*BELOW_FRONTEND, "frontend", "tilewise", "models", "training", "bench",
+                 "torch")),
     "__main__": Rule(("cli",)),
 }
 
@@ -179,6 +181,10 @@ def test_files_are_short():
         ("frontend.ops", "from tilewise.bench import suites"),
         ("frontend.ops", "from .. import cli"),
         ("models.vgg", "from tilewise.frontend import nn"),
+        ("training.loop", "from ..runtime import engine"),
+        ("training.loop", "from ..planner.wisdom import Wisdom"),
+        ("training.loop", "def f():\n    from tilewise import cli"),
+        ("frontend.optimize", "from ..training import loop"),
         ("bench.report", "from tilewise.cli import main"),
         ("cli", "import triton"),
         ("leftovers.misc", ""),
@@ -202,6 +208,8 @@ def test_a_wrong_import_is_caught(module, source):
         ("algorithms.vendor", "if TYPE_CHECKING:\n    import torch"),
         ("runtime.executable", "import torch\nfrom tilewise.planner import wisdom"),
         ("frontend.ops", "from ..algorithms import ALGORITHMS\nfrom ..runtime import cache"),
+        ("training.loop", "import torch\nfrom ..frontend import sharing\nfrom ..core import files"),
+        ("training.engines", "from ..models import MODELS"),
         ("cli", "import tilewise\nfrom tilewise import bench, conv2d"),
     ],
 )

@@ -34,29 +34,55 @@ def _is_ours(status: os.stat_result) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & others
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old file or the new one; raises OSError where the disk refuses."""
+def write_atomically(path: Path, content: bytes | memoryview, durable: bool = False) -> None:
+    """Readers see the old file or the new one; raises OSError where the disk refuses.
+
+    A durable file is on the disk on return: a power cut later does not cost it.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{next(_serial)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
+        if durable:
+            _sync_directory(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
+def remove_leftovers(path: Path) -> None:
+    """Files that killed writers of `path` left beside it; not while another may be writing."""
+    for leftover in path.parent.glob(f"{path.name}.*.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+def _sync_directory(path: Path) -> None:
+    """The rename itself is on the disk only when the directory is."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; the lock is a file beside `path`."""
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """One process at a time; the lock is a file beside `path`.
+
+    Without `wait`, BlockingIOError says that another process has it.
+    """
     import fcntl  # not on every platform, and only needed here
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(descriptor)

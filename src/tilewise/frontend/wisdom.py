@@ -52,4 +52,5 @@ def forget() -> None:
     >>> wisdom.forget()
     """
     ENGINE.planner.wisdom.forget()
+    ENGINE.planner.decided.forget()
     ENGINE.executables.clear()

@@ -35,6 +35,8 @@ class Planner:
                  wisdom: Wisdom | None = None) -> None:
         self.algorithms, self._start = algorithms, start
         self.wisdom = Wisdom() if wisdom is None else wisdom
+        # decided elsewhere: comes before all that is known here, and is never saved
+        self.decided = Wisdom(dict(self.wisdom.versions))
 
     def algorithm(self, name: str) -> Algorithm:
         for algorithm in self.algorithms:
@@ -87,8 +89,8 @@ class Planner:
         return best
 
     def _remembered(self, p: Problem, t: Target, max_error: float | None) -> Plan | None:
-        """What wisdom says, if its algorithm still stands by it."""
-        entry = self.wisdom.find(p, t)
+        """What was decided, else what wisdom says, if its algorithm still stands by it."""
+        entry = self.decided.find(p, t) or self.wisdom.find(p, t)
         algorithm = next((a for a in self.algorithms if entry and a.name == entry.algorithm), None)
         if entry is None or algorithm is None or algorithm.version != entry.version:
             return None

@@ -1,0 +1,6 @@
+"""A small trainer: seedable, resumable, data-parallel; a demonstration that the engine trains."""
+
+from .loop import train
+from .settings import ENGINES, Settings
+
+__all__ = ["ENGINES", "Settings", "train"]

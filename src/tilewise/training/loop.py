@@ -1,0 +1,187 @@
+"""The run itself: batches, steps, checkpoints, tests."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..core.errors import TilewiseError
+from ..core.files import write_atomically
+from ..frontend.sharing import adopt
+from . import checkpoint, engines, plans
+from .images import Split, batch, open_images, order
+from .progress import Progress, Silent
+from .ranks import Ranks, joined
+from .settings import Settings
+
+METRICS = "metrics.json"
+
+
+def train(settings: Settings, directory: str | Path, progress: Progress | None = None,
+          ) -> dict[str, Any]:
+    """Train, or go on from the directory's checkpoint; returns losses and what each epoch gave.
+
+    Under torchrun every process calls this, with the same arguments.
+    """
+    shape = engines.image_shape(settings)
+    images = open_images(settings.data, *shape)
+    with joined() as ranks:
+        if not ranks.first:
+            return Run(settings, Path(directory), images, ranks, Silent()).to_the_end()
+        with checkpoint.owned(Path(directory)):
+            return Run(settings, Path(directory), images, ranks, progress or Silent()).to_the_end()
+
+
+class Run:
+    """A run at some position: everything that a checkpoint holds."""
+
+    def __init__(self, settings: Settings, directory: Path, images: Split, ranks: Ranks,
+                 progress: Progress) -> None:
+        self.settings, self.directory, self.images = settings, directory, images
+        self.ranks, self.progress = ranks, progress
+        self.count = min(len(images.train.labels), settings.limit or len(images.train.labels))
+        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.history: dict[str, list[Any]] = {"losses": [], "epochs": []}
+        state = ranks.from_first(checkpoint.load(directory) if ranks.first else None)
+        self.plans = self._planned(state)
+        self.model = engines.build(settings, images.train.classes)
+        self.runner = engines.runner(settings, self.model)
+        self.parallel = ranks.parallel(self.runner)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), settings.rate,
+                                         settings.momentum, weight_decay=settings.decay)
+        torch.manual_seed(settings.seed + 1 + ranks.rank)  # of dropout
+        if state is not None:
+            self._restore(state)
+
+    def to_the_end(self) -> dict[str, Any]:
+        """All epochs that are left."""
+        s, done = self.settings, len(self.history["losses"])
+        self.progress.start(done, s.epochs * len(self._batches()), self._note())
+        while self.epoch < s.epochs:
+            self._one_epoch()
+        if self.ranks.first:
+            write_atomically(self.directory / METRICS, self._metrics().encode())
+        return self.history
+
+    def _one_epoch(self) -> None:
+        todo = self._batches()
+        for numbers in todo[self.step:]:
+            started = time.perf_counter()
+            loss = self._learn(numbers)
+            self.seconds += time.perf_counter() - started
+            self.step += 1
+            self.history["losses"].append(loss)
+            if self.step % self.settings.save_every == 0 and self.step < len(todo):
+                self._save()
+            self.progress.step(self.epoch + 1, self.step, len(todo), loss)
+        losses = self.history["losses"][-len(todo):]
+        summary = {"loss": sum(losses) / max(1, len(losses)), "accuracy": self._accuracy(),
+                   "images": sum(map(len, todo)), "seconds": self.seconds}
+        self.history["epochs"].append(summary)
+        self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
+        self._save()
+        self.progress.epoch(self.epoch, summary)
+
+    def _batches(self) -> list[Tensor]:
+        """Of this epoch; one that is too small for all ranks to get a share is left out."""
+        s = self.settings
+        return [numbers for numbers in order(self.count, s.batch, s.seed, self.epoch)
+                if len(numbers) >= self.ranks.world]
+
+    def _learn(self, numbers: Tensor) -> float:
+        """One step; the loss is the mean over the whole batch, however it is shared."""
+        images, labels = batch(self.images.train, self.ranks.share(numbers))
+        self.parallel.train()
+        scores = self.parallel(images)
+        loss = F.cross_entropy(scores, labels, reduction="sum") / len(numbers)
+        self.optimizer.zero_grad()
+        (loss * self.ranks.world).backward()  # gradients are averaged over the ranks
+        self.optimizer.step()
+        return float(self.ranks.total(loss.detach()))
+
+    @torch.no_grad()
+    def _accuracy(self) -> float:
+        """Share of the test images that are recognised."""
+        test = self.images.test
+        self.runner.eval()
+        right = torch.zeros(())
+        for numbers in torch.arange(len(test.labels)).split(self.settings.batch):
+            mine = self.ranks.share(numbers)
+            if len(mine):
+                images, labels = batch(test, mine)
+                right += (self.runner(images).argmax(1) == labels).sum()
+        return float(self.ranks.total(right)) / len(test.labels)
+
+    # plans
+
+    def _planned(self, state: dict[str, Any] | None) -> str:
+        """The plans of the run: the checkpoint's, else the first rank's; used by all ranks."""
+        if self.settings.engine != "tilewise":
+            return "[]"
+        text = state["plans"] if state is not None else None
+        if text is None and self.ranks.first:
+            s, world = self.settings, self.ranks.world
+            size, channels = engines.image_shape(s)
+            text = plans.rehearse(
+                engines.build(s, self.images.train.classes), (channels, size, size),
+                plans.sizes(self.count, s.batch, world),
+                plans.sizes(len(self.images.test.labels), s.batch, world))
+        text = self.ranks.from_first(text)
+        adopt(text)
+        return str(text)
+
+    # checkpoints
+
+    def _save(self) -> None:
+        rng = self.ranks.from_all(torch.get_rng_state())
+        if self.ranks.first:
+            checkpoint.save(self.directory, {
+                "settings": self.settings.to_dict(), "identity": self._identity(),
+                "threads": torch.get_num_threads(), "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(), "epoch": self.epoch, "step": self.step,
+                "seconds": self.seconds, "rng": rng, "plans": self.plans,
+                "history": self.history})
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._check(state)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
+        self.history = state["history"]
+        torch.set_rng_state(state["rng"][self.ranks.rank])
+
+    def _identity(self) -> dict[str, int]:
+        """What else must be the same for a run to go on."""
+        return {"processes": self.ranks.world, "training images": self.count,
+                "test images": len(self.images.test.labels),
+                "classes": self.images.train.classes}
+
+    def _check(self, state: dict[str, Any]) -> None:
+        wrong = self.settings.differences(state["settings"])
+        wrong += [f"{name} were {state['identity'].get(name)}, are {value}"
+                  for name, value in self._identity().items()
+                  if state["identity"].get(name) != value]
+        if wrong:
+            raise TilewiseError(f"{self.directory} holds another run: {'; '.join(wrong)}; name "
+                                "another directory, or delete this one")
+        if state["threads"] != torch.get_num_threads():
+            warnings.warn(f"the run had {state['threads']} threads, has "
+                          f"{torch.get_num_threads()}: the last bits may differ", stacklevel=2)
+
+    def _note(self) -> str:
+        s = self.settings
+        where = f", from epoch {self.epoch + 1} step {self.step}" if self.history["losses"] else ""
+        return (f"{s.model} with {s.engine}: {self.count} images in batches of {s.batch}, "
+                f"{s.epochs} epochs, {self.ranks.world} process"
+                f"{'' if self.ranks.world == 1 else 'es'}{where}")
+
+    def _metrics(self) -> str:
+        return json.dumps({"settings": self.settings.to_dict(), "processes": self.ranks.world,
+                           "threads": torch.get_num_threads(), **self.history}) + "\n"

@@ -1,0 +1,30 @@
+"""One choice of plans for a whole run: for all its processes, and after every interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from ..frontend.optimize import optimize
+from ..frontend.sharing import noted, to_text
+
+
+def rehearse(model: nn.Module, shape: tuple[int, ...], train: Iterable[int],
+             test: Iterable[int]) -> str:
+    """Run a model, which is spoilt by it, on batches of these sizes; returns the plans as text."""
+    fast = optimize(model)
+    with noted() as plans, torch.random.fork_rng(devices=[]):
+        for n in train:
+            fast.train()(torch.zeros(n, *shape)).sum().backward()
+        with torch.no_grad():
+            for n in test:
+                fast.eval()(torch.zeros(n, *shape))
+    return to_text(plans)
+
+
+def sizes(count: int, batch: int, world: int) -> set[int]:
+    """How many images of a batch a rank can get, when `count` are divided into batches."""
+    batches = {min(batch, count), count % batch} - {0}
+    return {n for size in batches for n in (size // world, -(-size // world))} - {0}

@@ -1,0 +1,52 @@
+"""What a run is: everything that its weights depend on, and a little that they do not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..core.errors import TilewiseError
+from ..models import MODELS
+
+ENGINES = ("tilewise", "torch", "torch-channels-last", "torch-compile")
+# may differ between a run and its continuation without changing a bit of the weights
+FREE = ("data", "epochs", "save_every")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A training run."""
+
+    data: str  # a directory of idx files, or of one folder of images a class
+    model: str = "lenet_a"
+    engine: str = "tilewise"
+    epochs: int = 3
+    batch: int = 64  # of all processes together
+    rate: float = 0.01
+    momentum: float = 0.9
+    decay: float = 0.0
+    seed: int = 0
+    size: int | None = None  # of the images' sides; None is the model's own
+    limit: int | None = None  # of training images; None is all
+    save_every: int = 200  # steps between checkpoints; each epoch also ends with one
+
+    def __post_init__(self) -> None:
+        _needs_one_of("model", self.model, MODELS)
+        _needs_one_of("engine", self.engine, ENGINES)
+        for name, least in (("epochs", 0), ("batch", 1), ("seed", 0), ("save_every", 1)):
+            if getattr(self, name) < least:
+                raise TilewiseError(f"{name} is {getattr(self, name)}, needs at least {least}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def differences(self, earlier: dict[str, Any]) -> list[str]:
+        """One line for each setting that makes this another run than an earlier one."""
+        return [f"{name} was {earlier.get(name)}, is {value}"
+                for name, value in self.to_dict().items()
+                if name not in FREE and earlier.get(name) != value]
+
+
+def _needs_one_of(name: str, value: str, known: Any) -> None:
+    if value not in known:
+        raise TilewiseError(f"{name} is {value!r}, needs one of {', '.join(known)}")
