@@ -2,6 +2,7 @@
 
     python benchmarks/models.py vgg16 --batch 8
     python benchmarks/models.py resnet50 --batch 16 --effort measure
+    python benchmarks/models.py convnext --batch 8 --effort measure     # of transformers
 
 Torch's best is the best of eager contiguous, eager channels-last, and torch.compile with freezing
 and channels-last (left out with --no-compile); it runs with huge pages. No speed is printed for a
@@ -23,6 +24,25 @@ import torch
 import tilewise
 from tilewise.models import MODELS
 from tilewise.planner.measure import interleaved
+
+# definitions with random weights
+TRANSFORMERS = {"hf_resnet": ("ResNetForImageClassification", "ResNetConfig"),
+                "regnet": ("RegNetForImageClassification", "RegNetConfig"),
+                "convnext": ("ConvNextForImageClassification", "ConvNextConfig"),
+                "mobilenet_v2": ("MobileNetV2ForImageClassification", "MobileNetV2Config")}
+
+
+def build(name: str) -> torch.nn.Module:
+    if name in MODELS:
+        return MODELS[name]()
+    import transformers
+
+    model, config = (getattr(transformers, part) for part in TRANSFORMERS[name])
+    return model(config())
+
+
+def logits(result):
+    return result if isinstance(result, torch.Tensor) else result.logits
 
 
 def example(model: str, batch: int) -> torch.Tensor:
@@ -60,7 +80,7 @@ def contenders(model, x, args):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("model", choices=[*MODELS, *TRANSFORMERS])
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--effort", default="estimate")
     parser.add_argument("--threads", type=int, default=2)
@@ -71,12 +91,12 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    model = MODELS[args.model]()
+    model = build(args.model)
     model.kind = args.model
     model, x = settle(model), example(args.model, args.batch)
     runs, ours = contenders(model, x, args)
-    reference = copy.deepcopy(model).double()(x[:2].double())
-    errors = {name: rms_error(run()[:2], reference) for name, run in runs.items()}
+    reference = logits(copy.deepcopy(model).double()(x[:2].double()))
+    errors = {name: rms_error(logits(run())[:2], reference) for name, run in runs.items()}
     if not errors["tilewise"] < max(5e-6, 3 * errors["eager nhwc"]):
         sys.exit(f"rms error {errors['tilewise']:.1e}, torch {errors['eager nhwc']:.1e}: no speed "
                  "for a wrong result")

@@ -11,9 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.frontend import dynamo, variants
 from tilewise.frontend.nn import Block, Conv2d
 from tilewise.frontend.tuning import observe
 from tilewise.models import MODELS, lenet_a, lenet_b, resnet18, resnet50, vgg11, vgg11_bn
+from tilewise.planner.measure import Timing
 from tilewise.runtime.weights import MADE
 
 
@@ -194,6 +196,88 @@ def test_a_model_that_cannot_be_traced_is_done_module_by_module():
     assert type(model.conv) is nn.Conv2d, "the original stays as it was"
     for x in (torch.ones(1, 3, 9, 9), -torch.ones(1, 3, 9, 9)):
         assert error(fast(x), model(x).double()) < 1e-5
+
+
+class Stage(nn.Module):
+    """Can be traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        self.scale = nn.Parameter(torch.rand(8, 1, 1))
+
+    def forward(self, x):
+        return x + self.scale * self.act(self.norm(self.conv(x)))
+
+
+class Staged(nn.Module):
+    """Cannot be traced as a whole; its result is a dictionary with an image in it."""
+
+    def __init__(self, view=False):
+        super().__init__()
+        self.stem, self.stages = nn.Conv2d(3, 8, 3, padding=1), nn.ModuleList([Stage(), Stage()])
+        self.view = view
+
+    def forward(self, x):
+        if x.shape[1] != 3:
+            raise ValueError("needs 3 channels")
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+        return {"image": x, "flat": x.view(len(x), -1) if self.view else x.flatten(1)}
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["", "with_example"])
+@pytest.mark.parametrize("view", [False, True], ids=["", "view"])
+def test_parts_of_a_model_are_traced_where_the_whole_cannot_be(given, view):
+    model, x = settled(Staged(view)), torch.randn(2, 3, 12, 12)
+    fast = tilewise.optimize(model, x if given else None)
+    assert type(fast) is Staged
+    assert type(fast.stem) is Conv2d
+    assert [block._parts[1] is stage.norm for stage in fast.stages
+            for block in blocks(stage)] == [True, True]
+    assert list(fast.state_dict()) == list(model.state_dict())
+    file = io.BytesIO()
+    torch.save(fast, file)
+    file.seek(0)
+    twins = [fast, copy.deepcopy(fast), torch.load(file, weights_only=False)]
+    with torch.no_grad():
+        expected = model(x)
+        for twin in twins:
+            y = twin(x)
+            assert error(y["image"], expected["image"].double()) < 1e-5
+            assert error(y["flat"], expected["flat"].double()) < 1e-5
+            assert y["image"].is_contiguous()
+        for parameter in twins[1].parameters():
+            parameter.zero_()
+        assert not twins[1](x)["image"].any(), "a copy has its own weights"
+        assert error(fast(x)["image"], expected["image"].double()) < 1e-5
+    fast.train()
+    assert all(block._parts[1].training for block in blocks(fast))
+
+
+@pytest.mark.parametrize("winner", [0, 1, 2, 3])
+def test_the_fastest_way_to_run_a_model_is_returned(winner, monkeypatch):
+    def timed(runs, **_):
+        for run in runs:
+            run()
+        assert len(runs) == (4 if dynamo.has_compiler() else 3)
+        return [Timing(1.0 if i == winner else 2.0, 1.0, 0.0) for i in range(len(runs))]
+
+    if winner == 3 and not dynamo.has_compiler():
+        pytest.skip("no C++ compiler on this machine")
+    monkeypatch.setattr(variants, "interleaved", timed)
+    model, x = settled(Staged()), torch.randn(2, 3, 12, 12)
+    fast = tilewise.optimize(model, x, effort="measure")
+    tilewise.wisdom.forget()
+    assert bool(blocks(fast)) == (winner == 0)
+    assert (fast._compiled_call_impl is not None) == (winner == 3)
+    assert list(fast.state_dict()) == list(model.state_dict())
+    with torch.no_grad():
+        expected = model(x)
+        for twin in (fast, copy.deepcopy(fast)):
+            assert error(twin(x)["image"], expected["image"].double()) < 1e-5
+            assert twin(x)["image"].is_contiguous()
 
 
 class FunctionalDropout(nn.Module):

@@ -24,14 +24,14 @@ NORM = ("running_mean", "running_var", "weight", "bias", "eps")
 def tilewise(model: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend: registered under the name "tilewise"."""
     rewrite(model)
-    if not _has_compiler():
+    if not has_compiler():
         return model.forward
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(model, example_inputs)
 
 
-def _has_compiler() -> bool:
+def has_compiler() -> bool:
     return any(shutil.which(name) for name in ("g++", "c++", "clang++"))
 
 

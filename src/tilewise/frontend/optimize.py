@@ -1,18 +1,22 @@
-"""optimize(model): find conv (+ bn) (+ add) (+ relu) (+ pool), and run each in one call."""
+"""optimize(model): find conv (+ bn) (+ add) (+ relu) (+ pool), and run each in one call.
+
+What cannot be traced as a whole is traced in parts, and convolutions outside of any part are
+replaced one by one.
+"""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 from ..core.errors import TilewiseError
+from .layout import enter, inside, leave
 from .nn import Block, Conv2d
 from .patterns import Chain, module_of
-from .tuning import tune
+from .tuning import observe, tune
+from .variants import fastest, sharing_copy
 
 BLOCKS = "tilewise_blocks"
 
@@ -23,7 +27,8 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
 
     Parameters and buffers are shared with the original, and the state_dict is the same. With an
     `example` (a tensor or a tuple of arguments) everything is planned and compiled at once;
-    effort="measure" then also times the candidates of every layer.
+    effort="measure" then also times the candidates of every layer, and the whole model beside the
+    original, which is what is returned where nothing is faster.
 
     >>> fast = optimize(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval())
     >>> fast(torch.randn(1, 3, 16, 16)).shape
@@ -32,33 +37,52 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     if effort != "estimate" and example is None:
         raise TilewiseError(f"effort is {effort!r}, needs an example to measure with: "
                             "optimize(model, example, effort=...)")
-    twin = _sharing_copy(model)
+    twin = sharing_copy(model)
     graph = _trace(twin)
     if graph is None:
-        result = _swap(twin, max_error)
+        _rewrite_parts(twin, max_error, set())
+        result = twin
     else:
         result = _rewritten(twin, graph, max_error)
     result.train(model.training)
-    if example is not None:
-        tune(result, example, effort, max_error)
-    return result
+    if example is None:
+        return result
+    if graph is None:
+        result = _channels_last_if_it_can(result, example)
+    tune(result, example, effort, max_error)
+    return result if effort == "estimate" else fastest(model, result, example)
 
 
-def _sharing_copy(model: nn.Module) -> nn.Module:
-    """New modules around the same tensors."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+# models that cannot be traced: part by part
 
 
-# models that cannot be traced: module by module
+def _rewrite_parts(module: nn.Module, max_error: float | None, seen: set[nn.Module]) -> None:
+    """Trace the largest modules that can be; they stay what they are and get another forward."""
+    for child in module.children():
+        if child in seen or not any(type(part) is nn.Conv2d for part in child.modules()):
+            continue
+        seen.add(child)
+        graph = None if type(child) is nn.Conv2d else _trace(child)
+        if graph is None:
+            _rewrite_parts(child, max_error, seen)
+        else:
+            traced = _rewritten(child, graph, max_error)
+            child.add_module(BLOCKS, traced.get_submodule(BLOCKS))
+            child.__dict__["forward"] = traced  # no submodule: it has the same ones
+            seen.update(child.modules())
+        if type(child) is nn.Conv2d:
+            child.__class__ = Conv2d
+            child.max_error = max_error
 
 
-def _swap(model: nn.Module, max_error: float | None) -> nn.Module:
-    for module in model.modules():
-        if type(module) is nn.Conv2d:
-            module.__class__ = Conv2d
-            module.max_error = max_error
-    return model
+def _channels_last_if_it_can(model: nn.Module, example: Any) -> nn.Module:
+    """Code that was not traced may ask for views that only the caller's layout has."""
+    last = inside(sharing_copy(model))
+    try:
+        observe(last, example)
+    except RuntimeError:
+        return model
+    return last
 
 
 # models that can: the graph
@@ -118,9 +142,6 @@ def _fuse(model: fx.GraphModule, conv: fx.Node, blocks: nn.ModuleDict,
     chain.replace_by(fused)
 
 
-# layout
-
-
 def _keep_channels_last(graph: fx.Graph) -> None:
     """Channels-last inside, the caller's layout outside."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -137,23 +158,3 @@ def _keep_channels_last(graph: fx.Graph) -> None:
             with graph.inserting_before(node):
                 left = graph.call_function(leave, (node.args[0], inputs[0]))
             node.args = (left,)
-
-
-def enter(x: Any) -> Any:
-    """An image in channels-last; anything else as it is."""
-    if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
-        return x
-    if x.shape[1] == 1 and x.is_contiguous():  # the same memory, named by other strides
-        h, w = x.shape[2:]
-        return x.as_strided(x.shape, (h * w, 1, w, 1))
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def leave(result: Any, example: Any) -> Any:
-    """Images of a result in the layout of the caller's input."""
-    if isinstance(result, tuple | list):
-        return type(result)(leave(part, example) for part in result)
-    if isinstance(result, dict):
-        return {name: leave(part, example) for name, part in result.items()}
-    planes = isinstance(example, Tensor) and example.dim() == 4 and example.is_contiguous()
-    return result.contiguous() if planes and isinstance(result, Tensor) else result

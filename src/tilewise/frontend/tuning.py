@@ -44,7 +44,7 @@ def observe(model: nn.Module, example: Any) -> list[Layer]:
              for name, module in model.named_modules() if isinstance(module, Block | Conv2d)]
     arguments = example if isinstance(example, tuple) else (example,)
     try:
-        with _evaluating(model), _observer(lambda plan: seen.append(Layer(current[0], plan))):
+        with evaluating(model), _observer(lambda plan: seen.append(Layer(current[0], plan))):
             model(*arguments)
     finally:
         for hook in hooks:
@@ -60,9 +60,11 @@ def _naming(name: str, current: list[str]) -> Any:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients, and then as it was."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    for model in models:
+        model.eval()
     try:
         with torch.no_grad():
             yield
