@@ -29,7 +29,7 @@ class CpuWinograd(CpuAlgorithm):
     name = "cpu_winograd"
     version = 1
     kernel = "winograd"
-    fuses = frozenset({"bias", "residual", "relu", "pool2"})
+    fuses = frozenset({"bias", "residual", "relu", "pool2", "mask"})
     exact_on_integers = False
 
     def reject(self, p: Problem, t: Target) -> list[str]:

@@ -42,6 +42,8 @@ class Plan:
         """Passes after the kernel."""
         fused = self.inner.epilogue.steps
         rest = self.problem.epilogue.steps[len(fused):]
+        if "mask" in rest:  # made in one pass with what it tells of
+            rest = tuple(step for step in rest if step in ("residual", "mask"))
         back = ("to_" + self.problem.layout,) if self.before else ()
         return rest + back
 

@@ -19,6 +19,8 @@ ACTIVATIONS = ("relu", "relu6", "leaky_relu", "silu", "gelu", "sigmoid", "tanh",
 class Epilogue:
     """The fused tail, in the order in which it is applied.
 
+    With `mask`, a bit for every value before pooling tells whether a gradient passes it.
+
     >>> str(Epilogue(bias=True, activation="relu"))
     '+bias+relu'
     """
@@ -27,6 +29,7 @@ class Epilogue:
     residual: bool = False
     activation: str | None = None
     pool: int = 1
+    mask: bool = False
 
     def __post_init__(self) -> None:
         if self.activation not in (None, *ACTIVATIONS):
@@ -34,12 +37,17 @@ class Epilogue:
                                  f"{', '.join(ACTIVATIONS)}")
         if self.pool < 1:
             raise InvalidProblem(f"pool is {self.pool}, needs 1 (none) or more (2: 2x2, stride 2)")
+        if self.mask and (self.activation not in (None, "relu") or self.pool not in (1, 2)
+                          or (self.activation is None and self.pool == 1)):
+            raise InvalidProblem(f"mask is asked for with activation {self.activation} and pool "
+                                 f"{self.pool}, needs relu, pool 2 or both")
 
     @property
     def steps(self) -> tuple[str, ...]:
         """Names of the steps in order of application."""
         steps = ("bias" if self.bias else "", "residual" if self.residual else "",
-                 self.activation or "", f"pool{self.pool}" if self.pool > 1 else "")
+                 self.activation or "", f"pool{self.pool}" if self.pool > 1 else "",
+                 "mask" if self.mask else "")
         return tuple(step for step in steps if step)
 
     def __str__(self) -> str:
@@ -50,16 +58,19 @@ class Epilogue:
         """The epilogue with these steps; the inverse of `steps`."""
         activation = next((step for step in steps if step in ACTIVATIONS), None)
         pools = [int(step[4:]) for step in steps if re.fullmatch(r"pool\d+", step)]
-        found = cls("bias" in steps, "residual" in steps, activation, pools[0] if pools else 1)
+        found = cls("bias" in steps, "residual" in steps, activation, pools[0] if pools else 1,
+                    "mask" in steps)
         if found.steps != tuple(steps):
             raise InvalidProblem(f"epilogue steps are {', '.join(steps)}, need some of bias, "
-                                 f"residual, an activation ({', '.join(ACTIVATIONS)}) and pool2, "
-                                 "in this order")
+                                 f"residual, an activation ({', '.join(ACTIVATIONS)}), pool2 "
+                                 "and mask, in this order")
         return found
 
     def split(self, fusable: frozenset[str]) -> tuple[Epilogue, tuple[str, ...]]:
         """The longest prefix made of fusable steps, and the steps that are left over."""
         steps = self.steps
+        if self.mask and "mask" not in fusable:  # what makes the mask also does what it tells of
+            fusable = fusable - {"relu", "pool2"}
         cut = next((i for i, step in enumerate(steps) if step not in fusable), len(steps))
         return Epilogue.of(steps[:cut]), steps[cut:]
 

@@ -14,8 +14,11 @@ from ..algorithms import ALGORITHMS
 from ..core.errors import InvalidProblem
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
+from ..kernels.cpu.masks import pixel_bytes
 from ..runtime.engine import DTYPES, Engine
+from ..runtime.executable import Executable
 from ..runtime.weights import folded, prepared
+from .gradients import by_engine, by_torch
 
 ENGINE = Engine(ALGORITHMS)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -48,10 +51,16 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     if _only_torch_can(x, weight):
         y = _by_torch(x, weight, bias, steps, sides, dilations, groups)
         return then(y if residual is None else y + residual, activation, pool)
-    own = _with_own_gradient(activation, pool, x, weight, bias, residual)
-    y = _OP(x, weight, bias, residual, steps, sides, dilations, groups,
-            *(own or (activation, pool)), algorithm, max_error)
-    return y if own is None else then(y, activation if own[0] is None else None, pool)
+    call = (x, weight, bias, residual, steps, sides, dilations, groups)
+    if (activation is None and pool == 1) or not wants_gradient(x, weight, bias, residual):
+        return _OP(*call, activation, pool, algorithm, max_error)
+    tail = _with_gradient(activation, pool)
+    if tail != (None, 1) and _can_mask(x, weight):
+        y = _MASKED(*call, *tail, algorithm, max_error)[0]
+    else:
+        tail = tail[0], 1
+        y = _OP(*call, *tail, algorithm, max_error)
+    return then(y, None if tail[0] else activation, 1 if tail[1] == pool else pool)
 
 
 def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
@@ -74,14 +83,17 @@ def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int],
     return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, stride, 0, dilation, groups)
 
 
-def _with_own_gradient(activation: str | None, pool: int,
-                       *operands: Tensor | None) -> tuple[str | None, int] | None:
-    """The part of the epilogue to fuse where a gradient is asked for that only torch has."""
-    if activation in (None, "relu") and pool == 1:
-        return None
-    if not wants_gradient(*operands):
-        return None
-    return ("relu" if activation == "relu" else None), 1
+def _with_gradient(activation: str | None, pool: int) -> tuple[str | None, int]:
+    """The beginning of the tail that can be fused where a gradient is asked for."""
+    if activation not in (None, "relu"):
+        return None, 1
+    return activation, pool if pool == 2 else 1
+
+
+def _can_mask(x: Tensor, weight: Tensor) -> bool:
+    """Whether the engine can note which values a gradient passes."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and (
+        is_channels_last(x) or is_channels_last(weight))
 
 
 def wants_gradient(*operands: Tensor | None) -> bool:
@@ -164,7 +176,8 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 def problem_of(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-               groups: int, activation: str | None, pool: int = 1) -> Problem:
+               groups: int, activation: str | None, pool: int = 1,
+               mask: bool = False) -> Problem:
     """The problem that a call asks for."""
     if x.shape[1] != weight.shape[1] * groups:
         raise InvalidProblem(f"input has {x.shape[1]} channels, needs {weight.shape[1] * groups} "
@@ -181,7 +194,7 @@ def problem_of(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     p = Problem(x.shape[0], x.shape[1], x.shape[2], x.shape[3], weight.shape[0], weight.shape[2],
                 weight.shape[3], (down, across), (top, bottom, left, right), (dh, dw), groups,
                 NAMES.get(x.dtype, str(x.dtype)), layout,
-                epilogue=Epilogue(bias is not None, residual is not None, activation, pool))
+                epilogue=Epilogue(bias is not None, residual is not None, activation, pool, mask))
     shape = (p.n, p.k, p.conv_h, p.conv_w)
     if residual is not None and residual.shape != shape:
         raise InvalidProblem(f"residual has shape {tuple(residual.shape)}, needs {shape}")
@@ -199,23 +212,47 @@ def _signature(tensor: Tensor | None) -> object:
     return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-            stride: list[int], padding: list[int], dilation: list[int], groups: int,
-            activation: str | None, pool: int, algorithm: str | None,
-            max_error: float | None) -> Tensor:
+def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+                stride: list[int], padding: list[int], dilation: list[int], groups: int,
+                activation: str | None, pool: int, algorithm: str | None,
+                max_error: float | None, mask: bool = False) -> Executable:
     key = (_signature(x), _signature(weight), bias is None or bias.dtype,
            residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
            groups, activation, pool, algorithm, torch.get_num_threads(), x.device,
-           torch.get_float32_matmul_precision() if max_error is None else max_error)
+           torch.get_float32_matmul_precision() if max_error is None else max_error, mask)
     executable = ENGINE.executables.get(key)
     if executable is None:
         p = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, activation,
-                       pool)
+                       pool, mask)
         plan = ENGINE.plan(p, target_of(x), algorithm=algorithm, max_error=max_error)
         executable = ENGINE.executables.put(key, ENGINE.build(plan))
-    for note in ENGINE.observers:
-        note(executable.plan)
+    ENGINE.tell(executable.plan)
+    return executable
+
+
+def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+            *options: Any) -> Tensor:
+    executable = _executable(x, weight, bias, residual, *options)
     return executable(x, prepared(weight, executable), bias, residual)
+
+
+def _conv2d_masked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+                   *options: Any) -> tuple[Tensor, Tensor]:
+    """The result, and which values before ReLU and pooling a gradient passes."""
+    find: Any = _executable
+    executable = find(x, weight, bias, residual, *options, mask=True)
+    y, mask = executable.masked(x, prepared(weight, executable), bias, residual)
+    assert mask is not None
+    return y, mask
+
+
+def _conv2d_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | None,
+                     stride: list[int], padding: list[int], dilation: list[int], groups: int,
+                     activation: str | None, pool: int, wants: list[bool],
+                     max_error: float | None) -> tuple[Tensor, ...]:
+    p = problem_of(x, weight, None, None, stride, padding, dilation, groups, activation, pool)
+    found = by_engine(ENGINE, p, target_of(x), grad, x, weight, mask, wants, max_error)
+    return tuple(grad.new_empty(0) if part is None else part for part in found)
 
 
 def _conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
@@ -255,42 +292,84 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | Non
     return x.new_empty((n, k, h, w))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, residual, stride, padding, dilation, groups, activation, *_ = inputs
-    ctx.save_for_backward(x, weight, output if activation == "relu" else None)
-    ctx.options = (stride, padding, dilation, groups, None if bias is None else bias.shape)
-    ctx.has_residual = residual is not None
+def _fake_masked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+                 stride: list[int], padding: list[int], dilation: list[int], groups: int,
+                 activation: str | None, pool: int, algorithm: str | None,
+                 max_error: float | None) -> tuple[Tensor, Tensor]:
+    y = _fake(x, weight, bias, residual, stride, padding, dilation, groups, activation, pool,
+              algorithm, max_error)
+    n, k, h, w = output_shape(x, weight, stride, padding, dilation)
+    bytes_ = pixel_bytes(k, target_of(x).lanes)
+    return y, x.new_empty((n, h, w, bytes_), dtype=torch.uint8)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients through torch's own operators, so that they can be differentiated again."""
-    x, weight, output = ctx.saved_tensors
-    stride, padding, dilation, groups, bias_shape = ctx.options
+def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | None,
+                   stride: list[int], padding: list[int], dilation: list[int], groups: int,
+                   activation: str | None, pool: int, wants: list[bool],
+                   max_error: float | None) -> tuple[Tensor, ...]:
+    n, k, h, w = output_shape(x, weight, stride, padding, dilation)
+    last = is_channels_last(x) or is_channels_last(weight)
+
+    def images(n: int, c: int, h: int, w: int) -> Tensor:
+        if last:
+            return x.new_empty((n, h, w, c)).permute(0, 3, 1, 2)
+        return x.new_empty((n, c, h, w))
+
+    shapes = (lambda: images(*x.shape), lambda: weight.new_empty(weight.shape),
+              lambda: x.new_empty((k,)), lambda: images(n, k, h, w))
+    return tuple(shape() if wanted else grad.new_empty(0)
+                 for shape, wanted in zip(shapes, wants, strict=True))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, weight, _, _, *options = inputs
+    activation, pool, _, max_error = options[4:]
+    y, mask = output if isinstance(output, tuple) else (output, None)
+    if mask is not None:
+        ctx.mark_non_differentiable(mask)
+    cut = y if mask is None and activation == "relu" else None
+    ctx.save_for_backward(x, weight, mask, cut)
+    ctx.options, ctx.tail, ctx.max_error = options[:4], (activation, pool), max_error
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    """By the engine; by torch where the gradients are themselves to be differentiated."""
+    x, weight, mask, output = ctx.saved_tensors
+    wants = list(ctx.needs_input_grad[:4])
     if output is not None:
         grad = torch.ops.aten.threshold_backward(grad, output, 0)
-    top, bottom, left, right = padding
-    even = top == bottom and left == right
-    wide = x if even else F.pad(x, (left, right, top, bottom))
-    dx, dw, db = torch.ops.aten.convolution_backward(
-        grad, wide, weight, bias_shape, stride, (top, left) if even else (0, 0), dilation, False,
-        (0, 0), groups, ctx.needs_input_grad[:3])
-    if dx is not None and not even:
-        dx = dx[..., top:top + x.shape[2], left:left + x.shape[3]]
-    return dx, dw, db, grad if ctx.has_residual else None, *[None] * 8
+    tail = ctx.tail if mask is not None else (None, 1)
+    if torch.is_grad_enabled():
+        p = problem_of(x, weight, None, None, *ctx.options, *tail)
+        return *by_torch(p, grad, x, weight, mask, wants), *[None] * 8
+    found = _BACKWARD(grad, x, weight, mask, *ctx.options, *tail, wants, ctx.max_error)
+    return (*(part if wanted else None for part, wanted in zip(found, wants, strict=True)),
+            *[None] * 8)
 
 
 # defined at this level and not by custom_op: a third of the time of a call
 _LIBRARY = torch.library.Library("tilewise", "DEF")
-_LIBRARY.define("conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
-                "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, "
-                "int pool, str? algorithm, float? max_error) -> Tensor")
+_CALL = ("(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
+         "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, int pool, "
+         "str? algorithm, float? max_error)")
+_LIBRARY.define(f"conv2d{_CALL} -> Tensor")
+_LIBRARY.define(f"conv2d_masked{_CALL} -> (Tensor, Tensor)")
+_LIBRARY.define("conv2d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? mask, "
+                "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
+                "str? activation, int pool, bool[] wants, float? max_error) "
+                "-> (Tensor, Tensor, Tensor, Tensor)")
 _LIBRARY.define("conv2d_norm(Tensor x, Tensor weight, Tensor? bias, Tensor mean, Tensor variance, "
                 "Tensor? scale, Tensor? shift, float eps, Tensor? residual, SymInt[] stride, "
                 "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, int pool) "
                 "-> Tensor")
-_LIBRARY.impl("conv2d_norm", _conv2d_norm, "CompositeExplicitAutograd")
-torch.library.register_fake("tilewise::conv2d_norm", _fake_norm, lib=_LIBRARY)
-_LIBRARY.impl("conv2d", _conv2d, "CompositeExplicitAutograd")
-torch.library.register_fake("tilewise::conv2d", _fake, lib=_LIBRARY)
-torch.library.register_autograd("tilewise::conv2d", _backward, setup_context=_save, lib=_LIBRARY)
+for _name, _run, _shape in (("conv2d", _conv2d, _fake), ("conv2d_norm", _conv2d_norm, _fake_norm),
+                            ("conv2d_masked", _conv2d_masked, _fake_masked),
+                            ("conv2d_backward", _conv2d_backward, _fake_backward)):
+    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tilewise::{_name}", _shape, lib=_LIBRARY)
+for _name in ("conv2d", "conv2d_masked"):
+    torch.library.register_autograd(f"tilewise::{_name}", _backward, setup_context=_save,
+                                    lib=_LIBRARY)
 _OP = torch.ops.tilewise.conv2d.default
+_MASKED = torch.ops.tilewise.conv2d_masked.default
+_BACKWARD = torch.ops.tilewise.conv2d_backward.default

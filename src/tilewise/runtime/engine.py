@@ -57,6 +57,11 @@ class Engine:
     def build(self, plan: Plan) -> Executable:
         return Executable(plan, self.planner.algorithm(plan.algorithm))
 
+    def tell(self, plan: Plan) -> None:
+        """Let those who watch know what is about to run."""
+        for note in self.observers:
+            note(plan)
+
     def start(self, plan: Plan) -> Callable[[], object]:
         """The plan on random data, ready to be timed."""
         run, args = self.build(plan), random_operands(plan.problem)

@@ -13,6 +13,7 @@ from ..core.algorithm import Algorithm
 from ..core.plan import Plan
 from ..core.problem import ACTIVATIONS, Problem
 from ..kernels.cpu import memory
+from . import masks
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 
@@ -32,7 +33,7 @@ class Executable:
         wrap = self._with_tensors if algorithm.takes == "tensors" else self._with_addresses
         self._run = wrap(built)
         self._layout = LAYOUTS[p.layout]
-        self._after = tuple(_step(name) for name in plan.after)
+        self._after = tuple(None if name == "mask" else _step(name) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size; a string hashes once
         parts = (algorithm.name, t.isa, s, p.layout, p.c, p.k, p.r, p.s, p.groups, plan.mirrors)
         self.weight_key = " ".join(map(str, parts))
@@ -52,22 +53,32 @@ class Executable:
         layout = self._layout
         x = x.contiguous(memory_format=layout)
         if self.plan.problem.direction == "backward_weight":
-            return self._run(x, weight.contiguous(memory_format=layout), None, None)
-        fused = residual
+            return self._run(x, weight.contiguous(memory_format=layout), None, None, None)
+        return self.masked(x, weight, bias, residual)[0]
+
+    def masked(self, x: Tensor, weight: Any, bias: Tensor | None,
+               residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The result, and the mask where the problem asks for one."""
+        layout, inner = self._layout, self.plan.inner
+        x, fused = x.contiguous(memory_format=layout), residual
         if residual is not None:
             residual = residual.contiguous(memory_format=layout)
-            fused = residual if self.plan.inner.epilogue.residual else None
-        y = self._run(x, weight, bias if self.plan.inner.epilogue.bias else None, fused)
+            fused = residual if inner.epilogue.residual else None
+        mask = masks.empty(inner, self.plan.target) if inner.epilogue.mask else None
+        y = self._run(x, weight, bias if inner.epilogue.bias else None, fused, mask)
         for step in self._after:
-            y = step(y, bias, residual)
-        return y
+            if step is None:
+                y, mask = masks.pack(self.plan.problem, self.plan.target, y)
+            else:
+                y = step(y, bias, residual)
+        return y, mask
 
     def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
         p = self.plan.inner
         layout, strides = LAYOUTS[_result_layout(p)], _strides(p)
 
         def run(*operands: Any) -> Tensor:
-            y = call(*operands).contiguous(memory_format=layout)
+            y = call(*operands[:4]).contiguous(memory_format=layout)
             return y if y.stride() == strides else y.as_strided(y.shape, strides)
 
         return run
@@ -76,12 +87,13 @@ class Executable:
         p, threads, floats = self.plan.inner, self.plan.target.threads, -(-self._scratch // 4)
         empty = _empty_result(p)
 
-        def run(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        def run(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+                mask: Tensor | None) -> Tensor:
             y = empty()
             scratch = memory.empty(floats) if floats else None
             bias = None if bias is None else bias.contiguous()
             launch(x.data_ptr(), weight.data_ptr(), _address(bias), _address(residual),
-                   y.data_ptr(), _address(scratch), p.n, threads)
+                   y.data_ptr(), _address(scratch), p.n, threads, _address(mask))
             return y
 
         return run

@@ -125,6 +125,13 @@ class Vector(Value):
         lost = self.f.ll.fcmp_unordered("uno", other.ir, other.ir)
         return Vector(self.f, self.f.ll.select(lost, other.ir, picked))
 
+    def above(self, other: Vector) -> Bits:
+        """Where this is larger, and neither is NaN."""
+        return Bits(self.f, self.f.ll.fcmp_ordered(">", self.ir, other.ir))
+
+    def equals(self, other: Vector) -> Bits:
+        return Bits(self.f, self.f.ll.fcmp_ordered("==", self.ir, other.ir))
+
     def shuffle(self, other: Vector, lanes: Sequence[int]) -> Vector:
         """Lanes picked from the two vectors laid side by side."""
         mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
@@ -134,6 +141,29 @@ class Vector(Value):
         """`count` neighbouring lanes."""
         whole = start == 0 and count == self.lanes
         return self if whole else self.shuffle(self, range(start, start + count))
+
+
+class Bits(Value):
+    """A flag for every lane; in memory, a bit for every lane, in whole bytes."""
+
+    __slots__ = ()
+
+    def __and__(self, other: Bits) -> Bits:
+        return Bits(self.f, self.f.ll.and_(self.ir, other.ir))
+
+    def __or__(self, other: Bits) -> Bits:
+        return Bits(self.f, self.f.ll.or_(self.ir, other.ir))
+
+    def __invert__(self) -> Bits:
+        return Bits(self.f, self.f.ll.not_(self.ir))
+
+    def select(self, yes: Vector, no: Vector) -> Vector:
+        return Vector(self.f, self.f.ll.select(self.ir, yes.ir, no.ir))
+
+
+def bits_bytes(lanes: int) -> int:
+    """Bytes that the flags of one vector take."""
+    return max(1, lanes // 8)
 
 
 class Pointer(Value):
@@ -173,6 +203,31 @@ class Pointer(Value):
         store = f.intrinsic(f"llvm.masked.store.v{lanes}f32.p0", VOID,
                             [value.ir.type, PTR, I32, masks])
         f.ll.call(store, [value.ir, where, ir.Constant(I32, FLOAT_ALIGN), mask])
+
+    def at_byte(self, offset: Index | int) -> Pointer:
+        """The address so many bytes further."""
+        step = [self.f.index(offset).ir]
+        return Pointer(self.f, self.f.ll.gep(self.ir, step, source_etype=I8))
+
+    def store_bits(self, bits: Bits) -> None:
+        lanes = int(bits.ir.type.count)
+        packed = self.f.ll.bitcast(bits.ir, ir.IntType(lanes))
+        whole = self.f.ll.zext(packed, I8) if lanes < 8 else packed
+        self.f.ll.store(whole, self.ir, align=1)
+
+    def load_bits(self) -> Bits:
+        lanes = self.f.isa.lanes
+        whole = self.f.ll.load(self.ir, align=1, typ=ir.IntType(8 * bits_bytes(lanes)))
+        packed = self.f.ll.trunc(whole, ir.IntType(lanes)) if lanes < 8 else whole
+        return Bits(self.f, self.f.ll.bitcast(packed, ir.VectorType(BOOL, lanes)))
+
+    def load_where(self, bits: Bits) -> Vector:
+        """A vector with zeros where a bit is not set; what no bit is set for is not read."""
+        f, lanes = self.f, self.f.isa.lanes
+        kind, masks = ir.VectorType(F32, lanes), ir.VectorType(BOOL, lanes)
+        load = f.intrinsic(f"llvm.masked.load.v{lanes}f32.p0", kind, [PTR, I32, masks, kind])
+        zero = ir.Constant(kind, [0.0] * lanes)
+        return Vector(f, f.ll.call(load, [self.ir, ir.Constant(I32, FLOAT_ALIGN), bits.ir, zero]))
 
     def broadcast(self, offset: Index | int = 0, lanes: int | None = None) -> Vector:
         """One float in every lane."""

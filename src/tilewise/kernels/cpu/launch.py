@@ -14,13 +14,13 @@ from .emit import Module
 from .threads import Frame, parallel_address
 
 Make = Callable[[Problem, Schedule, Isa], Module]
-Launch = Callable[[int, int, int, int, int, int, int, int], None]
+Launch = Callable[..., None]
 
 KERNELS: Lru[Launch] = Lru(limit=512)
 
 
 def launcher(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
-    """launch(x, weight, bias, residual, y, scratch, batch, threads), all integers."""
+    """launch(x, weight, bias, residual, y, scratch, batch, threads, mask=0), all integers."""
     p = p.with_(n=1, frozen=False)  # the batch is not compiled in
     key = (make, p, s, isa)
     return KERNELS.get(key) or KERNELS.put(key, _load(make, p, s, isa))
@@ -32,8 +32,9 @@ def _load(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
     entry = code.function("entry", ctypes.c_void_p)
 
     def launch(x: int, weight: int, bias: int, residual: int, y: int, scratch: int, batch: int,
-               threads: int) -> None:
-        frame = Frame(x, weight, bias, residual, y, scratch, batch, threads, parallel_address())
+               threads: int, mask: int = 0) -> None:
+        frame = Frame(x, weight, bias, residual, y, scratch, batch, threads, parallel_address(),
+                      0, 0, 0, mask)
         entry(ctypes.addressof(frame))
 
     return launch

@@ -16,11 +16,13 @@ from ...core.problem import Problem
 from ...core.schedule import Schedule
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import activate, finish, pool
+from .masks import passes, place
 from .microkernel import multiply
 from .threads import (
     BATCH,
     BIAS,
     CHUNK,
+    MASK,
     RESIDUAL,
     SCRATCH,
     WEIGHT,
@@ -103,8 +105,9 @@ class _Winograd:
         """One tile of one block of channels out of M; `height` x `width` of it are inside."""
         g, lanes = self.g, self.g.lanes
         channels = g.channels(end)
+        kinds: Any = {"mask": "pointer"} if self.p.epilogue.mask else {}
         with self.m.function(f"output_{height}x{width}{'_end' if end else ''}", m="pointer",
-                             bias="pointer", residual="pointer", y="pointer") as f:
+                             bias="pointer", residual="pointer", y="pointer", **kinds) as f:
             whole = channels // lanes * lanes
             with f.loop(whole, step=lanes) as k:
                 self._output_vector(f, k.i, height, width, lanes)
@@ -128,9 +131,32 @@ class _Winograd:
                 return
             at = (i * p.conv_w + j) * p.k
             value = finish(f, value, p.epilogue, (f.bias, k), (f.residual + k, at), count)
+            self._mark(f, k, {(i, j): value}, value)
             self._write(f, value, k, at, count)
 
         transform(f, g.down.AT, g.across.AT, load, keep)
+        if p.epilogue.pool == 2:
+            self._mark_the_rest(f, k, height, width)
+
+    def _mark(self, f: Function, k: Index, window: dict[tuple[int, int], Vector],
+              value: Vector) -> None:
+        """The bits of a window with this result, where a mask is asked for."""
+        p = self.p
+        if p.epilogue.mask:
+            found = passes(f, list(window.values()), value, p.epilogue)
+            for (i, j), bits in zip(window, found, strict=True):
+                place(f.mask, k, p.k, i * p.conv_w + j).store_bits(bits)
+
+    def _mark_the_rest(self, f: Function, k: Index, height: int, width: int) -> None:
+        """Windows that are not whole pass nothing."""
+        if not self.p.epilogue.mask:
+            return
+        zero = f.vector(0.0)
+        for i in range(height):
+            for j in range(width):
+                if i >= height // 2 * 2 or j >= width // 2 * 2:
+                    at = place(f.mask, k, self.p.k, i * self.p.conv_w + j)
+                    at.store_bits(zero.above(zero))
 
     def _pool_when_complete(self, f: Function, found: dict[tuple[int, int], Vector], i: int,
                             j: int, k: Index, count: int) -> None:
@@ -146,8 +172,9 @@ class _Winograd:
         value = pool(values)  # adding the bias and cutting at zero keep the order
         if p.epilogue.bias:
             value = value + (f.bias + k).load(count=count)
-        at = (top // 2 * p.out_w + left // 2) * p.k
-        self._write(f, activate(f, value, p.epilogue), k, at, count)
+        value = activate(f, value, p.epilogue)
+        self._mark(f, k, dict(zip(window, values, strict=True)), value)
+        self._write(f, value, k, (top // 2 * p.out_w + left // 2) * p.k, count)
 
     def _write(self, f: Function, value: Vector, k: Index, at: int, count: int) -> None:
         streaming = self.s.streaming and count == self.g.lanes
@@ -189,8 +216,12 @@ class _Winograd:
         if p.epilogue.pool == 2:
             top, left = row * (s.tile_h // 2), col * (s.tile_w // 2)
             at = ((image * p.out_h + top) * p.out_w + left) * p.k + k
-        args = (m, f.frame.load_pointer(BIAS) + k, f.frame.load_pointer(RESIDUAL) + full,
-                f.frame.load_pointer(Y) + at)
+        args: tuple[Any, ...] = (m, f.frame.load_pointer(BIAS) + k,
+                                 f.frame.load_pointer(RESIDUAL) + full,
+                                 f.frame.load_pointer(Y) + at)
+        if p.epilogue.mask:
+            pixel = (image * p.conv_h + row * s.tile_h) * p.conv_w + col * s.tile_w
+            args += (place(f.frame.load_pointer(MASK), k, p.k, pixel),)
         self._by_size(f, row.equals(self.g.tile_rows - 1), col.equals(self.g.tile_cols - 1), end,
                       args)
 

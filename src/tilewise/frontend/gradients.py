@@ -1,0 +1,80 @@
+"""Gradients of a convolution and of what it fuses: by the engine, or by torch where they are
+themselves to be differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..core.problem import Epilogue, Problem
+from ..core.target import Target
+from ..runtime import masks
+from ..runtime.engine import Engine
+from ..runtime.weights import prepared
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+def by_engine(engine: Engine, p: Problem, t: Target, grad: Tensor, x: Tensor, weight: Tensor,
+              mask: Tensor | None, wants: Sequence[bool], max_error: float | None) -> Gradients:
+    """Of x, weight, bias and residual, as far as they are wanted.
+
+    `p` is the forward problem; `grad` belongs to its result.
+    """
+    bias = None
+    if mask is not None:
+        grad, bias = masks.unpack(p, t, grad, mask)
+    elif wants[2]:
+        bias = grad.sum((0, 2, 3))
+    bare = p.with_(epilogue=Epilogue())
+
+    def run(direction: str, first: Tensor, second: Tensor) -> Tensor:
+        key = (direction, bare, t, max_error or torch.get_float32_matmul_precision())
+        executable = engine.executables.get(key)
+        if executable is None:
+            plan = engine.plan(bare.with_(direction=direction), t, max_error=max_error)
+            executable = engine.executables.put(key, engine.build(plan))
+        engine.tell(executable.plan)
+        if direction == "backward_data":
+            second = prepared(second, executable)
+        return executable(first, second, None, None)
+
+    return (run("backward_data", grad, weight) if wants[0] else None,
+            run("backward_weight", x, grad) if wants[1] else None,
+            bias if wants[2] else None, grad if wants[3] else None)
+
+
+def by_torch(p: Problem, grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | None,
+             wants: Sequence[bool]) -> Gradients:
+    """The same in torch's own operators, which autograd knows how to differentiate."""
+    if mask is not None:
+        grad = _spread(p, grad, mask)
+    top, bottom, left, right = p.padding
+    even = top == bottom and left == right
+    wide = x if even else F.pad(x, (left, right, top, bottom))
+    dx, dw, db = torch.ops.aten.convolution_backward(
+        grad, wide, weight, [p.k], p.stride, (top, left) if even else (0, 0), p.dilation, False,
+        (0, 0), p.groups, list(wants[:3]))
+    if dx is not None and not even:
+        dx = dx[..., top:top + p.h, left:left + p.w]
+    return dx, dw, db, grad if wants[3] else None
+
+
+def _spread(p: Problem, grad: Tensor, mask: Tensor) -> Tensor:
+    """A gradient at the values it passes, zero elsewhere."""
+    size = p.epilogue.pool
+    if size > 1:
+        grad = grad.repeat_interleave(size, 2).repeat_interleave(size, 3)
+        grad = F.pad(grad, (0, p.conv_w % size, 0, p.conv_h % size))
+    return grad * _unpacked(mask, p.k).to(grad.dtype)
+
+
+def _unpacked(mask: Tensor, channels: int) -> Tensor:
+    """The bits as (N, K, H, W); narrow vectors leave the upper half of their byte empty."""
+    lanes = min(8, Target.host().lanes)
+    bits = mask[..., None] >> torch.arange(lanes, dtype=torch.uint8) & 1
+    return bits.flatten(-2)[..., :channels].permute(0, 3, 1, 2)
+
