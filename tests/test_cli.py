@@ -86,3 +86,24 @@ def test_stale_wisdom_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     Path("old.json").write_text(text.replace('"llvm": "', '"llvm": "0.'))
     assert main(["wisdom", "check", "old.json"]) == NO
     assert "made with llvm 0." in capsys.readouterr().out
+
+
+def test_doctor_finds_this_machine_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    data = answer(capsys, "doctor", "--threads", "1")
+    assert data["healthy"]
+    assert data["machine"]["peak"] > 1e9
+    assert {finding["state"] for finding in data["findings"]} <= {"ok", "missing"}
+    assert all(finding["advice"] for finding in data["findings"] if finding["state"] == "missing")
+    assert main(["doctor"]) == OK
+    said = capsys.readouterr().out
+    assert "multiply-add peak" in said
+    assert any(f"tilewise[{extra}]" in said for extra in ("gpu", "bench")) or "missing" not in said
+
+
+def test_doctor_tells_what_is_broken(capsys: pytest.CaptureFixture[str],
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewise.bench import health
+
+    monkeypatch.setattr(health, "conv2d", lambda x, *_, **__: x * 1.01)
+    assert main(["doctor"]) == NO
+    assert "wrong results" in capsys.readouterr().out

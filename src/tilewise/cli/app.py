@@ -11,13 +11,17 @@ from ..bench.run import WrongResult
 from ..core.errors import NoAlgorithm, TilewiseError
 from . import MISSING, NO, OK, USAGE
 from .bench import app as bench
+from .doctor import doctor
 from .explain import explain
+from .ladder import ladder
 from .output import errors
 from .tune import tune
 from .wisdom import app as wisdom
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "doctor": doctor,
     "explain": explain,
+    "ladder": ladder,
     "tune": tune,
 }
 GROUPS = {

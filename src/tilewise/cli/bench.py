@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +14,7 @@ from .output import (
     Json,
     Shape,
     Threads,
+    command,
     milliseconds,
     print_json,
     print_table,
@@ -192,8 +191,3 @@ def _result(rows: list[Row], plans: list[dict[str, Any]], options: Any) -> Resul
     return Result("bench", command(), date.today().isoformat(), facts(options.threads),
                   {**asdict(options), "against": list(options.against)},
                   [asdict(row) for row in rows], plans)
-
-
-def command() -> str:
-    """What was typed."""
-    return shlex.join(["tilewise", *sys.argv[1:]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -42,7 +44,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="left" if index < left else "right",
                          overflow="fold")
     for index, row in enumerate(rows):
-        table.add_row(*row, style=styles[index] if index < len(styles) else None)
+        table.add_row(*map(escape, row), style=styles[index] if index < len(styles) else None)
     console.print(table)
 
 
@@ -78,6 +80,16 @@ def milliseconds(seconds: float) -> str:
     """Three digits that matter, or thereabouts."""
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def command() -> str:
+    """What was typed."""
+    return shlex.join(["tilewise", *sys.argv[1:]])
 
 
 def set_threads(threads: int | None) -> int:

@@ -30,6 +30,7 @@ _X86 = ("x86_64", "AMD64")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
 _AMX = _AVX512 | {"amx_tile", "amx_bf16"}
+_NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
 
 ISA_ROWS = (
@@ -38,6 +39,8 @@ ISA_ROWS = (
     Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
     Isa("neon", ("aarch64", "arm64"), frozenset(), 4, 32, True, True, "generic", "+neon", 2, None),
     Isa("generic", _X86, frozenset(), 4, 16, False, False, "x86-64", "", 1, None),
+    # one float at a time: never chosen, the lowest rung of the ladder
+    Isa("scalar", _X86, _NONE, 1, 16, False, False, "x86-64", "", 1, None),
 )
 
 ISA = {row.name: row for row in ISA_ROWS}

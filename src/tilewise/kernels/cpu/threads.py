@@ -152,3 +152,8 @@ _RUNTIME = _Runtime()  # made at import: a fork may come before the first call
 def parallel_address() -> int:
     """Address of the function that starts a parallel region."""
     return _RUNTIME.start()
+
+
+def uses_openmp() -> bool:
+    """Whether that function is torch's libgomp."""
+    return parallel_address() != _address(_RUNTIME.pool)

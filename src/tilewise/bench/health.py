@@ -1,0 +1,128 @@
+"""Whether what tilewise relies on works here; each finding says what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from ..core.files import cache_directory, is_private
+from ..frontend.ops import conv2d
+from ..planner.wisdom import Wisdom, default_path
+from .machine import has_cxx, huge_pages
+from .run import rms_error
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    state: str  # ok, missing or broken
+    what: str
+    advice: str = ""
+
+
+def examine(threads: int) -> list[Finding]:
+    """All findings; nothing here takes more than a moment."""
+    checks: list[Callable[[], Finding]] = [
+        _generated_code, _denormals, lambda: _threads(threads), _cache, _wisdom, _huge_pages,
+        _compiler, _triton, _peers]
+    return [check() for check in checks]
+
+
+@torch.no_grad()
+def _generated_code() -> Finding:
+    x = torch.randn(1, 16, 12, 12).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(16, 16, 3, 3)
+    exact = F.conv2d(x.double(), weight.double(), padding=1)
+    for algorithm in ("cpu_direct", "cpu_winograd"):
+        error = rms_error(conv2d(x, weight, padding=1, algorithm=algorithm), exact)
+        if not error < 5e-6:
+            return Finding("broken", f"{algorithm} computes wrong results: rms error {error:.1e}",
+                           "please report it, with the output of tilewise doctor --json")
+    return Finding("ok", "generated code computes what it should")
+
+
+@torch.no_grad()
+def _denormals() -> Finding:
+    x = torch.full((1, 16, 12, 12), 1e-40).contiguous(memory_format=torch.channels_last)
+    y = conv2d(x, torch.ones(16, 16, 3, 3), padding=1, algorithm="cpu_direct")
+    if bool((y != 0).any()):
+        return Finding("broken", "denormal numbers reach the arithmetic, which is then very slow",
+                       "please report it, with the output of tilewise doctor --json")
+    after = torch.full((8,), 1e-40) * 1.0
+    kept = "torch keeps them" if bool((after != 0).all()) else "torch flushes them as well"
+    return Finding("ok", f"denormal numbers count as zero in generated code; {kept}")
+
+
+def _threads(threads: int) -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    from ..kernels.cpu.threads import uses_openmp
+
+    if not uses_openmp():
+        return Finding("missing", "torch's OpenMP library was not found: Python threads are used",
+                       "correct but slower; use a torch built with libgomp")
+    if cores and threads > cores:
+        return Finding("broken", f"{threads} threads on {cores} cores",
+                       f"torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores}")
+    return Finding("ok", f"{threads} threads by torch's OpenMP, {cores} cores to run on")
+
+
+def _cache() -> Finding:
+    place = cache_directory()
+    if not place.exists():
+        return Finding("ok", f"compiled code will be kept in {place}")
+    if not os.access(place, os.W_OK):
+        return Finding("missing", f"{place} cannot be written: code is compiled in every process",
+                       "set TILEWISE_CACHE_DIR to a directory of your own")
+    objects = [file for file in place.iterdir() if file.is_file()]
+    if any(not is_private(file) for file in objects):
+        return Finding("missing", f"{place} can be written by others: its files are ignored",
+                       f"chmod -R go-w {place}")
+    used = sum(file.stat().st_size for file in objects) / 1e6
+    return Finding("ok", f"{len(objects)} files, {used:.1f} MB in {place}")
+
+
+def _wisdom() -> Finding:
+    found, place = Wisdom(), default_path()
+    count = found.load(place) if place.exists() else 0
+    if not count:
+        return Finding("missing", "no wisdom: layers are planned by estimate",
+                       "tilewise tune MODEL measures them once")
+    return Finding("ok", f"{count} plans in {place}")
+
+
+def _huge_pages() -> Finding:
+    state = huge_pages()
+    if state in ("always", "madvise"):
+        return Finding("ok", f"huge pages: {state}")
+    return Finding("missing", f"huge pages: {state}; large outputs cost page faults",
+                   "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root")
+
+
+def _compiler() -> Finding:
+    if has_cxx():
+        return Finding("ok", "a C++ compiler, for torch.compile and its place in benchmarks")
+    return Finding("missing", "no C++ compiler: torch.compile cannot use Inductor",
+                   "not needed by tilewise; apt-get install g++")
+
+
+def _triton() -> Finding:
+    if importlib.util.find_spec("triton") is None:
+        return Finding("missing", "triton, for GPUs", "pip install tilewise[gpu]")
+    return Finding("ok", "triton is installed")
+
+
+def _peers() -> Finding:
+    from .peers import PEERS
+
+    packages = {package for needed, _ in PEERS.values() for package in needed}
+    lacking = sorted(name for name in packages if importlib.util.find_spec(name) is None)
+    if lacking:
+        return Finding("missing", f"peers for tilewise bench: {', '.join(lacking)}",
+                       "pip install tilewise[bench]")
+    return Finding("ok", f"peers for tilewise bench: {', '.join(sorted(packages))}")

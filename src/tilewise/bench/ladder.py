@@ -1,0 +1,152 @@
+"""The optimisations of a convolution, one at a time, as schedules of the same generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core.errors import NoAlgorithm
+from ..core.problem import Problem
+from ..core.target import Target
+from ..planner.measure import Timing, interleaved
+from .contenders import torch_contenders, use_huge_pages
+from .run import WrongResult, rms_error
+from .rungs import STEPS, Rung, Step
+from .subjects import Subject, layer
+
+SLOW = 0.3  # estimated seconds from which on two rounds are enough
+FLOOR = 5e-6  # an error that no bound needs to be below
+ALIKE = 0.03  # gains smaller than this are none
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the ladder; without times if the rung does not apply."""
+
+    name: str
+    kind: str  # rung, torch or limit
+    why: str
+    minimum: float | None = None
+    median: float | None = None
+    spread: float | None = None
+    gflops: float | None = None
+    share: float | None = None  # of the measured multiply-add peak
+    bytes: int | None = None
+    workspace: int | None = None
+    error: float | None = None
+    gain: float | None = None  # over the rung before
+    algorithm: str = ""
+    schedule: str = ""
+
+
+def ladder(p: Problem, t: Target, limits: dict[str, float], rounds: int = 7,
+           tell: Callable[..., Any] = lambda *_: None) -> list[Line]:
+    """Every rung, checked, then timed in turns with torch; limits are operations and bytes/s."""
+    use_huge_pages()
+    what = layer(p)
+    rungs: list[Rung] = []
+    refused: dict[str, str] = {}
+    for step in STEPS:
+        tell(f"building: {step.name}", 1)
+        try:
+            rungs.append(step.make(p, t, rungs))
+        except NoAlgorithm as answer:
+            refused[step.name] = "; ".join(next(iter(answer.reasons.values())))
+    tell("checking results", 1)
+    errors = [_checked(rung, what) for rung in rungs]
+    others = torch_contenders(what)
+    tell("measuring", 1)
+    runs = [_caller(rung.run, what) for rung in rungs]
+    slow = [rung.plan.seconds > SLOW for rung in rungs]
+    times = _timed([*runs, *(c.run for c in others)], [*slow, *[False] * len(others)], rounds,
+                   lambda: tell("measuring", 1))
+    lines = _rung_lines(p, t, rungs, refused, times, errors, limits["peak"])
+    reference = _reference(what)
+    for contender, time in zip(others, times[len(rungs):], strict=True):
+        error = rms_error(contender.run()[:1], reference)
+        lines.append(_line(contender.name, "torch", "torch's own convolution, for comparison", p,
+                           time, limits["peak"], error=error, bytes=p.bytes))
+    return lines + _limit_lines(p, limits)
+
+
+def total_ticks(rounds: int) -> int:
+    """How often `tell` is called, about."""
+    return len(STEPS) + 2 + (len(STEPS) + 3) * rounds
+
+
+def _caller(run: Callable[..., Any], what: Subject) -> Callable[[], Any]:
+    return lambda: run(what.example)
+
+
+def _timed(runs: Sequence[Callable[[], Any]], slow: Sequence[bool], rounds: int,
+           tick: Callable[[], Any]) -> list[Timing]:
+    """Times in the order given; what is hopelessly slow gets two rounds of its own."""
+    found: dict[int, Timing] = {}
+    for which, turns in ((False, rounds), (True, 2)):
+        indices = [i for i, is_slow in enumerate(slow) if is_slow == which]
+        times = interleaved([runs[i] for i in indices], turns, 0.02, 45, tick=tick)
+        found.update(zip(indices, times, strict=True))
+    return [found[i] for i in range(len(runs))]
+
+
+def _reference(what: Subject) -> torch.Tensor:
+    import copy
+
+    model: Any = copy.deepcopy(what.model).double()
+    if model.residual is not None:
+        model.residual = model.residual[:1]
+    with torch.no_grad():
+        result: torch.Tensor = model(what.example[:1].double())
+    return result
+
+
+def _checked(rung: Rung, what: Subject) -> float:
+    """The rung's error; raises if it is not the convolution."""
+    error = rms_error(rung.run(what.example)[:1], _reference(what))
+    if not error <= max(rung.plan.error, FLOOR):
+        raise WrongResult(f"{rung.name}: rms error is {error:.1e}, needs at most "
+                          f"{rung.plan.error:.1e}: no speed is told of a wrong result")
+    return error
+
+
+def _rung_lines(p: Problem, t: Target, rungs: Sequence[Rung], refused: dict[str, str],
+                times: Sequence[Timing], errors: Sequence[float], peak: float) -> list[Line]:
+    made = {rung.name: (rung, time, error) for rung, time, error in zip(rungs, times, errors)}
+    lines: list[Line] = []
+    before: float | None = None
+    for step in STEPS:
+        if step.name in refused:
+            lines.append(Line(step.name, "rung", f"not here: {refused[step.name]}"))
+            continue
+        rung, time, error = made[step.name]
+        gain = None if before is None else before / time.minimum
+        lines.append(_line(step.name, "rung", _sentence(step, gain), p, time, peak, error=error,
+                           gain=gain, bytes=rung.bytes, workspace=rung.workspace,
+                           algorithm=rung.plan.algorithm, schedule=str(rung.plan.schedule)))
+        before = time.minimum
+    return lines
+
+
+def _sentence(step: Step, gain: float | None) -> str:
+    return step.why if gain is None or gain >= 1 + ALIKE else step.why_not
+
+
+def _line(name: str, kind: str, why: str, p: Problem, time: Timing, peak: float,
+          **more: Any) -> Line:
+    rate = p.flops / time.minimum
+    return Line(name, kind, why, time.minimum, time.median, time.spread, rate / 1e9, rate / peak,
+                **more)
+
+
+def _limit_lines(p: Problem, limits: dict[str, float]) -> list[Line]:
+    compute, memory = p.flops / limits["peak"], p.bytes / limits["bandwidth"]
+    return [
+        Line("limit: multiply-adds", "limit", "the direct method's operations at the measured "
+             "peak; Winograd does fewer and can pass it", compute, gflops=limits["peak"] / 1e9,
+             share=1.0),
+        Line("limit: memory", "limit", "everything read and written once at the measured "
+             "bandwidth", memory, gflops=p.flops / memory / 1e9, bytes=p.bytes),
+    ]

@@ -1,0 +1,51 @@
+"""tilewise doctor: what this machine has, what is missing and how to get it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from . import NO
+from .output import Json, Threads, console, print_json, print_table, progress, set_threads
+
+
+def doctor(threads: Threads = None, json: Json = False) -> None:
+    """The machine, its measured limits, versions, and what is missing; exit code 1 if something
+    is broken."""
+    from ..bench.health import examine
+    from ..bench.machine import facts
+
+    count = set_threads(threads)
+    with progress("measuring"):
+        machine, findings = facts(count), examine(count)
+    broken = any(finding.state == "broken" for finding in findings)
+    if json:
+        print_json({"machine": machine, "findings": [finding.__dict__ for finding in findings],
+                    "healthy": not broken})
+    else:
+        _print(machine, findings)
+    if broken:
+        raise typer.Exit(NO)
+
+
+def _print(machine: dict[str, Any], findings: list[Any]) -> None:
+    def size(count: int) -> str:
+        return f"{count >> 20} MB" if count >= 1 << 20 else f"{count >> 10} kB"
+
+    print_table("machine", ("", ""), [
+        ("processor", f"{machine['processor']}, {machine['cores']} cores, {machine['system']}"),
+        ("instruction set", f"{machine['isa']}: {machine['lanes']} floats a vector, "
+                            f"{machine['registers']} registers"),
+        ("caches", f"{size(machine['l1'])} and {size(machine['l2'])} a core, "
+                   f"{size(machine['l3'])} shared"),
+        ("threads", str(machine["threads"])),
+        ("multiply-add peak", f"{machine['peak'] / 1e9:.0f} GFLOP/s, measured"),
+        ("memory bandwidth", f"{machine['bandwidth'] / 1e9:.1f} GB/s, measured by a copy"),
+        ("huge pages", machine["huge_pages"]),
+        ("versions", ", ".join(f"{name} {text}" for name, text in machine["versions"].items())),
+    ], left=2)
+    console.print()
+    styles = {"ok": "green", "missing": "yellow", "broken": "red"}
+    print_table("health", ("", "", ""), [(f.state, f.what, f.advice) for f in findings], left=3,
+                styles=[styles[f.state] for f in findings])

@@ -1,0 +1,83 @@
+"""The ladder: every rung is the convolution, and says what it gave or why it does not apply."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tilewise.bench import ladder as ladder_module
+from tilewise.bench.ladder import ladder
+from tilewise.bench.run import WrongResult
+from tilewise.bench.rungs import STEPS, unroll
+from tilewise.cli import NO, OK, USAGE, main
+from tilewise.core import Problem, Target
+
+TINY = "n1c8h8w8k16r3s3p1_f32_forward+bias+relu"
+LIMITS = {"peak": 1e11, "bandwidth": 1e10}
+
+
+def climb(text: str) -> dict[str, ladder_module.Line]:
+    with torch.no_grad():
+        lines = ladder(Problem.parse(text), Target.host(threads=2), LIMITS, rounds=2)
+    return {line.name: line for line in lines}
+
+
+def test_the_ladder_has_its_rungs_and_says_why() -> None:
+    lines = climb(TINY)
+    rungs = [line for line in lines.values() if line.kind == "rung" and line.minimum]
+    assert len(rungs) >= 9
+    assert all(line.why for line in rungs)
+    assert all(line.error < 5e-6 for line in rungs)
+    assert lines["scalar loops"].schedule == lines["vectors"].schedule
+    assert lines["unrolled input + GEMM"].bytes > 3 * lines["fused epilogue"].bytes
+    assert [line.gain is None for line in rungs] == [True] + [False] * (len(rungs) - 1)
+    assert lines["limit: multiply-adds"].minimum == Problem.parse(TINY).flops / 1e11
+    assert {"torch nchw", "torch nhwc"} <= set(lines)
+
+
+def test_rungs_that_do_not_apply_say_why() -> None:
+    lines = climb("n1c6h9w9k6r3s3u2p1g3_f32_forward")
+    assert "groups is 3" in lines["unrolled input + GEMM"].why
+    assert "stride" in lines["Winograd F(2x2)"].why
+    assert "nothing follows" in lines["fused epilogue"].why
+    assert lines["register tile"].minimum
+
+
+def test_a_wrong_rung_stops_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = STEPS[1].make
+
+    def wrong(p: Problem, t: Target, before: object) -> object:
+        rung = honest(p, t, before)
+        return replace(rung, run=lambda x: rung.run(x) + 1e-3)
+
+    monkeypatch.setattr(ladder_module, "STEPS", (replace(STEPS[1], make=wrong),))
+    with pytest.raises(WrongResult, match="vectors: rms error"):
+        climb(TINY)
+    assert main(["ladder", TINY, "--rounds", "2"]) == NO
+
+
+@pytest.mark.parametrize("text", ["n2c3h7w6k4r3s2u2x1p1x0-1d1x2_f32_forward",
+                                  "n1c4h5w5k4r3s3p1_f32_forward"])
+def test_unrolling_is_a_matrix_product(text: str) -> None:
+    p = Problem.parse(text)
+    x = torch.randn(p.n, p.c, p.h, p.w).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(p.k, p.c, p.r, p.s)
+    top, bottom, left, right = p.padding
+    wide = torch.nn.functional.pad(x, (left, right, top, bottom))
+    expected = torch.nn.functional.conv2d(wide, weight, None, p.stride, 0, p.dilation)
+    rows = weight.permute(0, 2, 3, 1).reshape(p.k, -1)
+    found = torch.einsum("kd,ndhw->nkhw", rows, unroll(p, x))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ladder", TINY, "--rounds", "2", "--json"]) == OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["kind"] == "ladder"
+    assert data["settings"]["problem"] == TINY
+    assert main(["ladder", TINY, "--rounds", "2"]) == OK
+    assert "register tile" in capsys.readouterr().out
+    assert main(["ladder", "nonsense"]) == USAGE
