@@ -117,16 +117,19 @@ def _rung_lines(p: Problem, t: Target, rungs: Sequence[Rung], refused: dict[str,
     made = {rung.name: (rung, time, error) for rung, time, error in zip(rungs, times, errors)}
     lines: list[Line] = []
     before: float | None = None
+    best: float | None = None  # a rung can be a detour: what it teaches is told by the best so far
     for step in STEPS:
         if step.name in refused:
             lines.append(Line(step.name, "rung", f"not here: {refused[step.name]}"))
             continue
         rung, time, error = made[step.name]
         gain = None if before is None else before / time.minimum
-        lines.append(_line(step.name, "rung", _sentence(step, gain), p, time, peak, error=error,
+        progress = None if best is None else best / time.minimum
+        lines.append(_line(step.name, "rung", _sentence(step, progress), p, time, peak, error=error,
                            gain=gain, bytes=rung.bytes, workspace=rung.workspace,
                            algorithm=rung.plan.algorithm, schedule=str(rung.plan.schedule)))
         before = time.minimum
+        best = before if best is None else min(best, before)
     return lines
 
 

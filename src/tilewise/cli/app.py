@@ -15,6 +15,7 @@ from .doctor import doctor
 from .explain import explain
 from .ladder import ladder
 from .output import errors
+from .report import report
 from .tune import tune
 from .wisdom import app as wisdom
 
@@ -22,6 +23,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
     "explain": explain,
     "ladder": ladder,
+    "report": report,
     "tune": tune,
 }
 GROUPS = {

@@ -1,0 +1,34 @@
+"""tilewise report: a page that can be kept and sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import Json, print_json
+
+
+def report(
+    results: Annotated[list[Path], typer.Argument(
+        help="Result files, written by bench or ladder with --output.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")]
+    = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(help="A directory for the figures as PNG.")] = None,
+    json: Json = False,
+) -> None:
+    """One HTML file, which needs no network, from result files."""
+    from ..bench.report import html, write_pngs
+    from ..bench.results import Result
+
+    found = [Result.load(path) for path in results]
+    output.write_text(html(found), encoding="utf-8")
+    pictures = write_pngs(found, png) if png is not None else []
+    if json:
+        print_json({"page": str(output), "bytes": output.stat().st_size,
+                    "pictures": [str(path) for path in pictures]})
+        return
+    print(f"{output}: {output.stat().st_size / 1e3:.0f} kB")
+    for path in pictures:
+        print(path)
