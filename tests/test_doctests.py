@@ -6,6 +6,7 @@ import doctest
 import importlib
 import pkgutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +24,8 @@ MODULES = sorted(f"{package.__name__}.{module.name}"
                  for module in pkgutil.iter_modules(package.__path__)) + ["tilewise.cli"]
 # what users call first, and so what must show how
 SHOWN = ("tilewise.core.problem", "tilewise.core.schedule", "tilewise.core.target",
-         "tilewise.frontend.explain", "tilewise.frontend.ops", "tilewise.frontend.settings")
+         "tilewise.frontend.explain", "tilewise.frontend.image", "tilewise.frontend.ops",
+         "tilewise.frontend.settings")
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -31,7 +33,7 @@ def test_examples(name: str) -> None:
     caches = (POOL, MADE, KERNELS, ENGINE.executables)
     limits = [cache.limit for cache in caches]
     module = importlib.import_module(name)
-    result = doctest.testmod(module, extraglobs={"torch": torch})
+    result = doctest.testmod(module, extraglobs={"torch": torch, "np": np})
     for cache, limit in zip(caches, limits):
         cache.limit = limit
     assert result.failed == 0

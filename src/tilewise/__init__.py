@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from .core import Epilogue, Plan, Problem, Schedule, Target, TilewiseError
 from .frontend import nn, wisdom
 from .frontend.explain import explain
+from .frontend.image import filter2d
 from .frontend.ops import conv2d
 from .frontend.optimize import optimize
 from .frontend.settings import algorithms, set_cache_limit, set_memory_limit
@@ -15,4 +16,5 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+source"
 
 __all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError", "algorithms",
-           "conv2d", "explain", "nn", "optimize", "set_cache_limit", "set_memory_limit", "wisdom"]
+           "conv2d", "explain", "filter2d", "nn", "optimize", "set_cache_limit",
+           "set_memory_limit", "wisdom"]

@@ -1,4 +1,4 @@
-"""One method a file; this list is the only one."""
+"""One method a file; these lists are the only ones."""
 
 from ..core.algorithm import Algorithm
 from .cpu_depthwise import CpuDepthwise
@@ -7,6 +7,9 @@ from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
 from .cpu_winograd import CpuWinograd
 from .cpu_winograd_weight import CpuWinogradWeight
+from .filter_direct import FilterDirect
+from .filter_fft import FilterFft
+from .filter_separable import FilterSeparable
 from .reference import Reference
 from .vendor import Vendor
 
@@ -19,4 +22,11 @@ ALGORITHMS: list[Algorithm] = [
     CpuWinogradWeight(),
     Vendor(),
     Reference(),
+]
+
+# methods of filter2d
+FILTERS: list[Algorithm] = [
+    FilterSeparable(),
+    FilterDirect(),
+    FilterFft(),
 ]

@@ -228,6 +228,11 @@ class Problem:
         residual = self.output_bytes if self.epilogue.residual else 0
         return self.input_bytes + self.weight_bytes + self.output_bytes + residual
 
+    @property
+    def compiled(self) -> Problem:
+        """What code depends on: not the batch."""
+        return self.with_(n=1, frozen=False)
+
     def with_(self, **changes: object) -> Problem:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]

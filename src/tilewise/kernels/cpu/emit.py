@@ -14,7 +14,7 @@ from llvmlite import ir
 from ...core.isa import Isa
 
 BOOL, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
-F32, PTR, VOID = ir.FloatType(), ir.PointerType(), ir.VoidType()
+F32, F64, PTR, VOID = ir.FloatType(), ir.DoubleType(), ir.PointerType(), ir.VoidType()
 FLOAT_ALIGN = 4  # vectors may start at any float
 
 
@@ -177,6 +177,12 @@ class Pointer(Value):
         step = [self.f.index(offset).ir]
         return Pointer(self.f, self.f.ll.gep(self.ir, step, source_etype=F32))
 
+    def bytes(self, offset: Index | int) -> Pointer:
+        """Moved by so many bytes."""
+        if isinstance(offset, int) and offset == 0:
+            return self
+        return Pointer(self.f, self.f.ll.gep(self.ir, [self.f.index(offset).ir], source_etype=I8))
+
     def load(self, offset: Index | int = 0, lanes: int | None = None,
              count: Index | int | None = None) -> Vector:
         """A vector; with `count`, only that many leading lanes, the others zero."""
@@ -317,7 +323,7 @@ class Function:
 
     def splat(self, scalar: Any, lanes: int | None = None) -> Vector:
         lanes = lanes or self.isa.lanes
-        undefined = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
+        undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
         first = self.ll.insert_element(undefined, scalar, ir.Constant(I32, 0))
         everywhere = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
         return Vector(self, self.ll.shuffle_vector(first, undefined, everywhere))
@@ -338,7 +344,8 @@ class Function:
         if not self.isa.fma:
             return a * b + c
         kind = a.ir.type
-        fused = self.intrinsic(f"llvm.fma.v{a.lanes}f32", kind, [kind] * 3)
+        bits = {F32: 32, F64: 64}[kind.element]
+        fused = self.intrinsic(f"llvm.fma.v{a.lanes}f{bits}", kind, [kind] * 3)
         return Vector(self, self.ll.call(fused, [a.ir, b.ir, c.ir]))
 
     def words(self, count: int) -> Pointer:

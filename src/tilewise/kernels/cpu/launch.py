@@ -21,7 +21,7 @@ KERNELS: Lru[Launch] = Lru(limit=512)
 
 def launcher(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
     """launch(x, weight, bias, residual, y, scratch, batch, threads, mask=0), all integers."""
-    p = p.with_(n=1, frozen=False)  # the batch is not compiled in
+    p = p.compiled
     key = (make, p, s, isa)
     return KERNELS.get(key) or KERNELS.put(key, _load(make, p, s, isa))
 

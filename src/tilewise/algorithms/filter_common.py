@@ -1,0 +1,70 @@
+"""What the generated filters share: how they are built, and what they cost."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from ..core.algorithm import Algorithm
+from ..core.filter import ELEMENTS
+from ..core.schedule import Schedule, Space
+from ..core.target import Target
+
+STRIPS = (256, 512, 1024, 2048, 4096)  # elements of a row that a task takes
+
+
+class CpuFilter(Algorithm):
+    """A filter whose kernel is a module of kernels/cpu with a `Geometry` and a `make`."""
+
+    kernel: str  # the module's name; imported when something is built
+
+    def seen_by_kernel(self, p: Any) -> Any:
+        """The problem in the kernel's terms."""
+        return p
+
+    def reject(self, p: Any, t: Target) -> list[str]:
+        return [] if t.device == "cpu" else [f"device is {t.device}, needs cpu"]
+
+    def space(self, p: Any, t: Target) -> Space:
+        def legal(s: Any) -> bool:
+            return s.chunk <= p.r and fits(t, s.rows, s.vectors, s.chunk)
+
+        streams = (False, True) if can_stream(p, t) else (False,)
+        return Space(legal, rows=(1, 2, 4, 8, 12, 16), vectors=(1, 2, 4), strip=STRIPS,
+                     chunk=tuple(range(1, 17)), stream=streams)
+
+    def workspace(self, p: Any, t: Target, s: Schedule) -> int:
+        g = self.geometry(p, t, s)
+        return int(g.worker_bytes(g.band(p.h, t.l2, t.threads)) * t.threads)
+
+    def prepare(self, p: Any, t: Target, s: Schedule, weight: Any) -> Any:
+        return self.geometry(p, t, s).pack_weight(weight)
+
+    def build(self, p: Any, t: Target, s: Schedule) -> Any:
+        from ..kernels.cpu.launch import launcher
+
+        return launcher(self._module().make, self.seen_by_kernel(p), s, t.row)
+
+    def geometry(self, p: Any, t: Target, s: Schedule) -> Any:
+        return self._module().Geometry(self.seen_by_kernel(p), s, t.lanes)
+
+    def _module(self) -> Any:
+        return import_module(f"..kernels.cpu.{self.kernel}", __package__)
+
+
+def fits(t: Target, rows: int, vectors: int, chunk: int) -> bool:
+    """Whether sums, taps and the vector they meet stay in registers."""
+    product = 0 if t.row.fma else 1
+    return rows * vectors + chunk + vectors + product <= t.registers
+
+
+def tile(p: Any, t: Target) -> tuple[int, int]:
+    """Rows and vectors of a register tile: large, with room for a few kernel rows beside it."""
+    return next((rows, vectors) for rows, vectors in ((8, 2), (4, 2), (8, 1), (4, 1))
+                if fits(t, rows, vectors, min(p.r, 5)))
+
+
+def can_stream(p: Any, t: Target) -> bool:
+    """Whether outputs should pass the caches by: a vector is a whole line, and they are large."""
+    line = t.lanes * 4 // ELEMENTS[p.work] * ELEMENTS[p.out] >= 64
+    return p.in_lines and line and p.output_bytes > 4 * t.l2

@@ -1,0 +1,49 @@
+"""What lies beyond the edge of an image, with the meanings of scipy.ndimage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+CONSTANT = -1  # stands for "no pixel, the constant"
+
+Map = Callable[[Any, int], Any]
+
+
+def _reflect(i: Any, size: int) -> Any:
+    """d c b a | a b c d | d c b a"""
+    folded = i % (2 * size)
+    return np.minimum(folded, 2 * size - 1 - folded)
+
+
+def _mirror(i: Any, size: int) -> Any:
+    """d c b | a b c d | c b a"""
+    period = max(1, 2 * size - 2)
+    folded = i % period
+    return np.minimum(folded, period - folded)
+
+
+def _constant(i: Any, size: int) -> Any:
+    """k k k | a b c d | k k k"""
+    return np.where((i >= 0) & (i < size), i, CONSTANT)
+
+
+BORDERS: dict[str, Map] = {
+    "zero": _constant,
+    "constant": _constant,
+    "reflect": _reflect,
+    "mirror": _mirror,
+    "replicate": lambda i, size: np.clip(i, 0, size - 1),  # a a a | a b c d | d d d
+    "wrap": lambda i, size: i % size,  # b c d | a b c d | a b c
+}
+
+
+def sources(size: int, before: int, after: int, border: str) -> Any:
+    """For each place of an axis with `before` and `after` more of them, the index it shows.
+
+    >>> sources(4, 2, 3, "mirror").tolist()
+    [2, 1, 0, 1, 2, 3, 2, 1, 0]
+    """
+    return BORDERS[border](np.arange(-before, size + after), size).astype(np.int64)

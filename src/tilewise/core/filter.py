@@ -1,0 +1,104 @@
+"""What is asked of `filter2d`: images, a small kernel and a border, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from .borders import BORDERS
+from .errors import InvalidProblem
+from .problem import Epilogue
+
+ELEMENTS = {"u8": 1, "u16": 2, "i16": 2, "f32": 4, "f64": 8}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One kernel over every channel of a batch of images; the output has the size of the input.
+
+    It answers what the planner asks of a `Problem` (batch, layout, epilogue, bytes), so that
+    planner, plan and wisdom take it as it is.
+
+    >>> str(Filter(1, 480, 640, 3, 5, 5, (2, 2), border="reflect", dtype="u8", out="u8", rank=1))
+    'n1h480w640c3r5s5a2x2_u8_to_u8_reflect_rank1'
+    """
+
+    n: int  # images, and planes where channels lie apart
+    h: int
+    w: int
+    c: int  # channels side by side in a pixel
+    r: int
+    s: int
+    anchor: tuple[int, int]  # the tap that meets the output's own pixel
+    border: str = "zero"
+    dtype: str = "f32"
+    out: str = "f32"
+    rank: int = 0  # of the kernel within float rounding; 0 where nobody has looked
+    strided: bool = False  # pixels do not lie side by side
+    in_lines: bool = False  # rows of the output are whole cache lines apart
+    layout: str = field(default="nhwc", init=False)
+    epilogue: Epilogue = field(default=Epilogue(), init=False)
+
+    def __post_init__(self) -> None:
+        complaints = list(self._complaints())
+        if complaints:
+            raise InvalidProblem("; ".join(complaints))
+
+    def _complaints(self) -> Iterator[str]:
+        for name in ("h", "w", "c", "r", "s"):
+            if getattr(self, name) < 1:
+                yield f"{name} is {getattr(self, name)}, needs at least 1"
+        for place, size, axis in zip(self.anchor, (self.r, self.s), ("row", "column")):
+            if not 0 <= place < size:
+                yield f"the anchor's {axis} is {place}, needs one of the kernel's {size}"
+        if self.border not in BORDERS:
+            yield f"border is {self.border!r}, needs one of {', '.join(BORDERS)}"
+        for name in ("dtype", "out"):
+            if getattr(self, name) not in ELEMENTS:
+                yield f"{name} is {getattr(self, name)!r}, needs one of {', '.join(ELEMENTS)}"
+
+    @property
+    def work(self) -> str:
+        """The type sums are made in."""
+        return "f64" if "f64" in (self.dtype, self.out) else "f32"
+
+    @property
+    def pixels(self) -> int:
+        """Values of the output."""
+        return self.n * self.h * self.w * self.c
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the direct method."""
+        return 2 * self.pixels * self.r * self.s
+
+    @property
+    def input_bytes(self) -> int:
+        return self.pixels * ELEMENTS[self.dtype]
+
+    @property
+    def output_bytes(self) -> int:
+        return self.pixels * ELEMENTS[self.out]
+
+    @property
+    def bytes(self) -> int:
+        return self.input_bytes + self.output_bytes
+
+    @property
+    def compiled(self) -> Filter:
+        """What code depends on: not the size of the image, its border or the anchor."""
+        return self.with_(n=1, h=1, w=1, anchor=(0, 0), border="zero", in_lines=False)
+
+    def with_(self, **changes: object) -> Filter:
+        """A copy with some fields changed; what a filter has no word for stays as it is."""
+        known = {name: value for name, value in changes.items() if name not in FIXED}
+        return replace(self, **known)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        words = [f"n{self.n}h{self.h}w{self.w}c{self.c}r{self.r}s{self.s}"
+                 f"a{self.anchor[0]}x{self.anchor[1]}", self.dtype, "to", self.out, self.border]
+        words += [f"rank{self.rank}"] * (self.rank > 0) + ["strided"] * self.strided
+        return "_".join(words)
+
+
+FIXED = ("layout", "epilogue", "frozen")  # of a Problem, the same for every filter

@@ -1,0 +1,41 @@
+"""Kernels as sums of few products of a column and a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# a kernel has rank q if one of rank q is this close, in the Frobenius norm relative to its own:
+# what rounding its entries to the type of the sums changes anyway
+TOLERANCE = {"f32": 2.0 ** -23, "f64": 2.0 ** -51}
+
+
+def rank_of(kernel: Any, work: str) -> int:
+    """The rank within TOLERANCE, by singular values; that of a kernel of zeros is 1.
+
+    >>> rank_of(np.outer([1, 2, 1], [1, 0, -1]), "f32")
+    1
+    """
+    if not np.isfinite(kernel).all():
+        return int(min(kernel.shape))
+    values = np.linalg.svd(kernel, compute_uv=False)
+    left = np.sqrt(np.cumsum(values[::-1] ** 2))[::-1]  # what is lost with this and all after it
+    return max(1, int((left > TOLERANCE[work] * left[0]).sum()))
+
+
+def factors(kernel: Any, rank: int) -> tuple[Any, Any]:
+    """Columns (r, rank) and rows (rank, s) whose product is the kernel, within rounding.
+
+    Crosses through the largest entry left, not singular vectors: those of integers stay integers
+    more often, and zeros stay zeros.
+    """
+    rest = np.array(kernel, np.float64)
+    columns, rows = [], []
+    for _ in range(rank):
+        i, j = np.unravel_index(np.abs(rest).argmax(), rest.shape)
+        pivot = rest[i, j] or 1.0
+        columns.append(rest[:, j] / pivot)
+        rows.append(rest[i].copy())
+        rest -= np.outer(columns[-1], rows[-1])
+    return np.stack(columns, axis=1), np.stack(rows)
