@@ -16,8 +16,8 @@ ELEMENTS = {"u8": 1, "u16": 2, "i16": 2, "f32": 4, "f64": 8}
 class Filter:
     """One kernel over every channel of a batch of images; the output has the size of the input.
 
-    It answers what the planner asks of a `Problem` (batch, layout, epilogue, bytes), so that
-    planner, plan and wisdom take it as it is.
+    It answers what the planner asks of a `Problem` (batch, layout, direction, epilogue, bytes),
+    so that planner, plan and wisdom take it as it is.
 
     >>> str(Filter(1, 480, 640, 3, 5, 5, (2, 2), border="reflect", dtype="u8", out="u8", rank=1))
     'n1h480w640c3r5s5a2x2_u8_to_u8_reflect_rank1'
@@ -37,6 +37,7 @@ class Filter:
     strided: bool = False  # pixels do not lie side by side
     in_lines: bool = False  # rows of the output are whole cache lines apart
     layout: str = field(default="nhwc", init=False)
+    direction: str = field(default="forward", init=False)
     epilogue: Epilogue = field(default=Epilogue(), init=False)
 
     def __post_init__(self) -> None:
@@ -101,4 +102,4 @@ class Filter:
         return "_".join(words)
 
 
-FIXED = ("layout", "epilogue", "frozen")  # of a Problem, the same for every filter
+FIXED = ("layout", "direction", "epilogue", "frozen")  # of a Problem, the same for every filter
