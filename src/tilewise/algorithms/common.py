@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ..core.algorithm import Algorithm
+from ..core.algorithm import Algorithm, split_bits
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -32,13 +32,22 @@ class CpuAlgorithm(Algorithm):
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         from ..kernels.cpu.launch import launcher
 
-        return launcher(self._module().make, self.seen_by_kernel(p), s, t.row)
+        return launcher(self._module(s).make, self.seen_by_kernel(p), s, t.row)
+
+    def bits(self, s: Schedule) -> int:
+        return split_bits(products(s))
 
     def _geometry(self, p: Problem, t: Target, s: Schedule) -> Any:
-        return self._module().Geometry(self.seen_by_kernel(p), s, t.lanes)
+        return self._module(s).Geometry(self.seen_by_kernel(p), s, t.lanes)
 
-    def _module(self) -> Any:
-        return import_module(f"..kernels.cpu.{self.kernel}", __package__)
+    def _module(self, s: Schedule) -> Any:
+        name = f"{self.kernel}_amx" if products(s) else self.kernel
+        return import_module(f"..kernels.cpu.{name}", __package__)
+
+
+def products(s: Schedule) -> int:
+    """Products of bfloat16 parts that make one product of floats; 0: none, plain float32."""
+    return int(s.get("products", 0))
 
 
 def cpu_f32_forward(p: Problem, t: Target) -> list[str]:

@@ -10,6 +10,7 @@ from .schedule import Schedule, Space
 from .target import Target
 
 EPS32 = 2.0 ** -24  # unit roundoff of float32
+EPS_BF16 = 2.0 ** -9  # of bfloat16
 
 
 class Algorithm:
@@ -43,6 +44,14 @@ class Algorithm:
         """A legal schedule, found without searching."""
         return Schedule()
 
+    def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
+        """That one and others that keep fewer bits, or keep them in another way."""
+        return (self.default(p, t),)
+
+    def bits(self, s: Schedule) -> int:
+        """Leading bits of the operands that products keep; float32 has 24."""
+        return 24
+
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         """Estimated seconds; runs nothing."""
         raise NotImplementedError
@@ -69,3 +78,16 @@ def accumulation_error(terms: int, dtype: str = "f32") -> float:
     stored = {"f32": 0.0, "f64": 0.0, "f16": 2.0 ** -10, "bf16": 2.0 ** -7}[dtype]
     unit = 2.0 ** -53 if dtype == "f64" else EPS32
     return stored + unit * (2.0 + math.sqrt(terms))
+
+
+def split_error(products: int) -> float:
+    """Bound on the relative error of a product of two floats made of products of parts.
+
+    Each of the parts errs by EPS_BF16 of what it was made from; what is left out is as large.
+    """
+    return {0: 0.0, 1: 2 * EPS_BF16, 3: 3 * EPS_BF16 ** 2, 6: 4 * EPS_BF16 ** 3}[products]
+
+
+def split_bits(products: int) -> int:
+    """Leading bits that so many products keep."""
+    return {0: 24, 1: 8, 3: 16, 6: 24}[products]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,17 +25,20 @@ class Isa:
     features: str  # LLVM feature string on top of it
     units: int = 2  # multiply-add instructions that can start in a cycle
     falls_back_to: str | None = "generic"
+    matrix: bool = False  # tiles of bfloat16 products, beside the vectors
 
 
 _X86 = ("x86_64", "AMD64")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
-_AMX = _AVX512 | {"amx_tile", "amx_bf16"}
+_AMX = _AVX512 | {"amx_tile", "amx_bf16", "avx512_bf16"}
 _NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
+_TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # numbers of the Linux system call
 
 ISA_ROWS = (
-    Isa("amx", _X86, _AMX, 16, 32, True, True, "sapphirerapids", _WIDE, 2, "avx512"),
+    Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, 2, "avx512", matrix=True),
     Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, 2, "avx2"),
     Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
     Isa("neon", ("aarch64", "arm64"), frozenset(), 4, 32, True, True, "generic", "+neon", 2, None),
@@ -59,8 +63,19 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+@lru_cache(maxsize=1)
+def may_use_tiles() -> bool:
+    """Ask Linux for the matrix unit's registers, once a process; a fork inherits the answer."""
+    try:
+        return int(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)) == 0
+    except (OSError, AttributeError):
+        return False
+
+
 def available(machine: str | None = None, flags: frozenset[str] | None = None) -> tuple[Isa, ...]:
-    """Rows this machine can run, widest first."""
+    """Rows this machine, or one with these flags, can run, widest first."""
+    here = flags is None
     machine = platform.machine() if machine is None else machine
     flags = cpu_flags() if flags is None else flags
-    return tuple(row for row in ISA_ROWS if machine in row.machines and row.needs <= flags)
+    rows = [row for row in ISA_ROWS if machine in row.machines and row.needs <= flags]
+    return tuple(row for row in rows if not (here and row.matrix) or may_use_tiles())

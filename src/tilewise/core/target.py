@@ -80,8 +80,7 @@ def _cache_bytes(level: int, default: int) -> int:
 @lru_cache(maxsize=64)
 def _host(isa: str | None, threads: int) -> Target:
     rows = [row.name for row in available()]
-    # amx is opt-in until its kernels exist; its vectors are those of avx512
-    name = isa or next((row for row in rows if row != "amx"), "generic")
+    name = isa or next(iter(rows), "generic")
     if name not in rows:
         raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows) or 'none'}")
     return Target("cpu", name, threads, l1=_cache_bytes(1, 32 << 10),

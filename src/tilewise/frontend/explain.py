@@ -78,8 +78,7 @@ def explain(subject: str | Problem | nn.Module, example: Any = None, *,
 
 def _explain_problem(p: Problem, t: Target, max_error: float | None,
                      effort: str) -> Explanation:
-    max_error = ENGINE.admitted(max_error)
-    found = ENGINE.planner.candidates(p, t, max_error)
+    found = ENGINE.planner.candidates(p, t, ENGINE.admitted(max_error), ENGINE.bits(max_error))
     if effort in ("measure", "exhaustive"):
         found = _measured(found)
     if not any(candidate.plan for candidate in found):
@@ -87,22 +86,26 @@ def _explain_problem(p: Problem, t: Target, max_error: float | None,
     chosen = ENGINE.plan(p, t, "estimate" if effort == "measure" else effort, max_error=max_error)
     if chosen.source == "wisdom":
         found = [Candidate(chosen.algorithm, chosen),
-                 *(c for c in found if c.algorithm != chosen.algorithm)]
+                 *(c for c in found if c.plan is None or c.plan.schedule != chosen.schedule
+                   or c.algorithm != chosen.algorithm)]
     return Explanation(p, t, tuple(found))
 
 
 def _measured(found: list[Candidate]) -> list[Candidate]:
     plans = ENGINE.planner.measure([c.plan for c in found if c.plan])
     timed = [Candidate(plan.algorithm, plan) for plan in plans]
-    names = {candidate.algorithm for candidate in timed}
-    return timed + [candidate for candidate in found if candidate.algorithm not in names]
+    names = {(plan.algorithm, plan.schedule) for plan in plans}
+    rest = [c for c in found if c.plan is None or (c.algorithm, c.plan.schedule) not in names]
+    return timed + rest
 
 
 def _row(candidate: Candidate, first: bool) -> tuple[str, str]:
     mark = "> " if first and candidate.plan else "  "
     plan = candidate.plan
     if plan is None:
-        return mark + candidate.algorithm, "refused: " + "; ".join(candidate.reasons)
+        offer = candidate.refused
+        what = f"; would take {offer.seconds * 1e6:.1f} us with {offer.schedule}" if offer else ""
+        return mark + candidate.algorithm, "refused: " + "; ".join(candidate.reasons) + what
     passes = f", then {', '.join(plan.after)}" if plan.after else ""
     rate = plan.problem.flops / plan.seconds / 1e9
     return mark + candidate.algorithm, (

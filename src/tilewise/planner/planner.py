@@ -26,6 +26,8 @@ class Candidate:
     algorithm: str
     plan: Plan | None
     reasons: tuple[str, ...] = ()
+    refused: Plan | None = None  # what was offered and is not accurate enough
+    variant: int = 0  # which of the algorithm's defaults it is
 
 
 class Planner:
@@ -45,28 +47,31 @@ class Planner:
         known = ", ".join(algorithm.name for algorithm in self.algorithms)
         raise UnknownAlgorithm(f"algorithm is {name!r}, needs one of {known}")
 
-    def candidates(self, p: Problem, t: Target, max_error: float | None = None) -> list[Candidate]:
-        """Every algorithm's answer, the cheapest first, refusals last."""
-        answers = [self._candidate(algorithm, p, t, max_error) for algorithm in self.algorithms]
+    def candidates(self, p: Problem, t: Target, max_error: float | None = None,
+                   bits: int = 0) -> list[Candidate]:
+        """Every algorithm's answers, the cheapest first, refusals last."""
+        answers = [answer for algorithm in self.algorithms
+                   for answer in self._answers(algorithm, p, t, max_error, bits)]
         return sorted(answers, key=lambda answer: self._rank(answer, p, t))
 
     def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,
-             schedule: Schedule | None = None, max_error: float | None = None) -> Plan:
-        """The best plan; with `algorithm`, that algorithm's."""
+             schedule: Schedule | None = None, max_error: float | None = None,
+             bits: int = 0) -> Plan:
+        """The best plan that errs and rounds no more; with `algorithm`, that algorithm's."""
         if effort not in EFFORTS:
             raise TilewiseError(f"effort is {effort!r}, needs one of {', '.join(EFFORTS)}")
         if algorithm is not None:
             return self._asked_for(p, t, self.algorithm(algorithm), schedule)
-        known = self._remembered(p, t, max_error)
+        known = self._remembered(p, t, max_error, bits)
         if known is not None and effort != "exhaustive":
             return known
-        answers = self.candidates(p, t, max_error)
+        answers = self.candidates(p, t, max_error, bits)
         plans = [answer.plan for answer in answers if answer.plan]
         if not plans:
             raise NoAlgorithm(p, t, {answer.algorithm: answer.reasons for answer in answers})
         if effort == "wisdom_only":
             return next((plan for plan in plans if self._is_baseline(plan)), plans[0])
-        return plans[0] if effort == "estimate" else self._learned(plans, effort)
+        return plans[0] if effort == "estimate" else self._learned(plans, effort, max_error, bits)
 
     def measure(self, plans: Sequence[Plan]) -> list[Plan]:
         """The plans with their measured times, the fastest first; hopeless ones are left out."""
@@ -79,16 +84,21 @@ class Planner:
                  for plan, time in zip(worth, times, strict=True)]
         return sorted(timed, key=lambda plan: plan.seconds)
 
-    def _learned(self, plans: Sequence[Plan], effort: str) -> Plan:
+    def _learned(self, plans: Sequence[Plan], effort: str, max_error: float | None,
+                 bits: int) -> Plan:
         """The fastest by measurement, and remembered."""
         tried = [_plan(algorithm, plan.problem, plan.target, plan.inner, schedule)
                  for plan in plans for algorithm in [self.algorithm(plan.algorithm)]
-                 for schedule in shortlist(algorithm, plan.inner, plan.target, effort)]
+                 for schedule in shortlist(algorithm, plan.inner, plan.target, effort,
+                                           plan.schedule)]
+        tried = [plan for plan in dict.fromkeys(tried)
+                 if not self._complaints(plan, max_error, bits)]
         best = self.measure(tried)[0] if len(tried) > 1 else tried[0]
         self.wisdom.record(best)
         return best
 
-    def _remembered(self, p: Problem, t: Target, max_error: float | None) -> Plan | None:
+    def _remembered(self, p: Problem, t: Target, max_error: float | None,
+                    bits: int) -> Plan | None:
         """What was decided, else what wisdom says, if its algorithm still stands by it."""
         entry = self.decided.find(p, t) or self.wisdom.find(p, t)
         algorithm = next((a for a in self.algorithms if entry and a.name == entry.algorithm), None)
@@ -99,7 +109,7 @@ class Planner:
             return None
         plan = replace(_plan(algorithm, p, t, inner, entry.schedule), source="wisdom",
                        seconds=entry.seconds * p.n / max(1, bucket(p)))
-        return plan if max_error is None or plan.error <= max_error else None
+        return None if self._complaints(plan, max_error, bits) else plan
 
     def _is_baseline(self, plan: Plan) -> bool:
         return self.algorithm(plan.algorithm).baseline
@@ -112,7 +122,7 @@ class Planner:
         if common == t:
             return answer.plan.seconds
         algorithm = self.algorithm(answer.algorithm)
-        return _plan(algorithm, p, common, answer.plan.inner, None).seconds
+        return _offers(algorithm, p, common, answer.plan.inner)[answer.variant].seconds
 
     def _asked_for(self, p: Problem, t: Target, algorithm: Algorithm,
                    schedule: Schedule | None) -> Plan:
@@ -125,18 +135,28 @@ class Planner:
                                   f"for {inner}; algorithm.space(problem, target) lists it")
         return _plan(algorithm, p, t, inner, schedule)
 
-    def _candidate(self, algorithm: Algorithm, p: Problem, t: Target,
-                   max_error: float | None) -> Candidate:
+    def _answers(self, algorithm: Algorithm, p: Problem, t: Target, max_error: float | None,
+                 bits: int) -> list[Candidate]:
         inner = inner_problem(algorithm, p)
         reasons = algorithm.reject(inner, t)
         if reasons:
-            return Candidate(algorithm.name, None, tuple(reasons))
-        plan = _plan(algorithm, p, t, inner, None)
-        # the baseline's error is what the caller would get anyway
-        if max_error is not None and plan.error > max_error and not algorithm.baseline:
-            why = f"error is up to {plan.error:.1e}, needs at most {max_error:.1e}"
-            return Candidate(algorithm.name, None, (why,))
-        return Candidate(algorithm.name, plan)
+            return [Candidate(algorithm.name, None, tuple(reasons))]
+        offers = _offers(algorithm, p, t, inner)
+        complaints = [self._complaints(plan, max_error, bits) for plan in offers]
+        return [Candidate(algorithm.name, None, why, plan, i) if why
+                else Candidate(algorithm.name, plan, (), None, i)
+                for i, (plan, why) in enumerate(zip(offers, complaints, strict=True))]
+
+    def _complaints(self, plan: Plan, max_error: float | None, bits: int) -> tuple[str, ...]:
+        """Why a plan is not accurate enough; the baseline is what the caller would get anyway."""
+        algorithm, found = self.algorithm(plan.algorithm), []
+        if algorithm.baseline:
+            return ()
+        if max_error is not None and plan.error > max_error:
+            found.append(f"error is up to {plan.error:.1e}, needs at most {max_error:.1e}")
+        if algorithm.bits(plan.schedule) < bits:
+            found.append(f"products keep {algorithm.bits(plan.schedule)} bits, need {bits}")
+        return tuple(found)
 
 
 def inner_problem(algorithm: Algorithm, p: Problem) -> Problem:
@@ -162,6 +182,11 @@ def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
                 algorithm.cost(inner, t, schedule), "estimate",
                 algorithm.error(inner, t, schedule))
     return replace(plan, seconds=plan.seconds + _passes(plan))
+
+
+def _offers(algorithm: Algorithm, p: Problem, t: Target, inner: Problem) -> list[Plan]:
+    return [_plan(algorithm, p, t, inner, schedule)
+            for schedule in algorithm.defaults(inner.with_(n=bucket(p)), t)]
 
 
 def _passes(plan: Plan) -> float:

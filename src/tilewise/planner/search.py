@@ -13,10 +13,11 @@ from ..core.target import Target
 EFFORTS = {"estimate": (0, 1), "wisdom_only": (0, 1), "measure": (0, 1), "exhaustive": (400, 8)}
 
 
-def shortlist(algorithm: Algorithm, p: Problem, t: Target, effort: str) -> list[Schedule]:
-    """The default schedule and the most promising others."""
+def shortlist(algorithm: Algorithm, p: Problem, t: Target, effort: str,
+              start: Schedule | None = None) -> list[Schedule]:
+    """A schedule, the default one if none is given, and the most promising others."""
     drawn, kept = EFFORTS[effort]
-    default = algorithm.default(p, t)
+    default = algorithm.default(p, t) if start is None else start
     if drawn == 0 or not algorithm.space(p, t).tunables:
         return [default]
     space, rng = algorithm.space(p, t), random.Random(0)

@@ -21,6 +21,7 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16,
           "bf16": torch.bfloat16}
 # the largest error that each of torch.set_float32_matmul_precision's settings admits
 PRECISIONS = {"highest": 2e-5, "high": 2e-4, "medium": 2e-2}
+BITS = {"highest": 24, "high": 16, "medium": 8}  # that products keep, as torch describes them
 
 
 class Engine:
@@ -38,13 +39,18 @@ class Engine:
         """The best plan within the error that the caller, or torch's setting, admits."""
         if not self._read_wisdom:
             self.load_wisdom(default_path())
-        return self.planner.plan(p, t, effort, algorithm, max_error=self.admitted(max_error))
+        return self.planner.plan(p, t, effort, algorithm, max_error=self.admitted(max_error),
+                                 bits=self.bits(max_error))
 
     def admitted(self, max_error: float | None) -> float:
         """The error bound in force: the caller's, or that of torch's precision setting."""
         if max_error is not None:
             return max_error
         return PRECISIONS[torch.get_float32_matmul_precision()]
+
+    def bits(self, max_error: float | None) -> int:
+        """The bits that products must keep: as torch's setting says, unless the caller bounds."""
+        return BITS[torch.get_float32_matmul_precision()] if max_error is None else 0
 
     def load_wisdom(self, path: Path) -> int:
         """Merge a file of plans; what was planned without it is planned anew."""

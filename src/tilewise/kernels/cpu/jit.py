@@ -21,8 +21,9 @@ import llvmlite.binding as llvm
 from llvmlite.binding.ffi import ObjectRef
 from llvmlite.binding.newpassmanagers import NewPassManager
 
+from ...core.errors import TilewiseError
 from ...core.files import cache_directory, is_private, write_atomically
-from ...core.isa import Isa
+from ...core.isa import Isa, may_use_tiles
 from ...core.locks import fork_safe_lock
 from .emit import Module
 
@@ -68,6 +69,8 @@ class Code:
 
 def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str) -> Code:
     """The code that `make` writes, from the cache where it is there."""
+    if isa.matrix and not may_use_tiles():
+        raise TilewiseError(f"isa is {isa.name!r}, needs an operating system that admits it")
     digest = hashlib.sha256(f"{ORIGIN}|{isa}|{key}".encode()).hexdigest()
     path = cache_directory() / f"{digest[:40]}.o"
     with _lock:

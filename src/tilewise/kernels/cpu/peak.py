@@ -6,10 +6,12 @@ import ctypes
 from collections.abc import Callable
 from functools import lru_cache
 
+import torch
+
 from ...core.isa import ISA, Isa
-from . import jit
+from . import amx, jit
 from .emit import Module
-from .threads import PARALLEL, THREADS, Frame, emit_entry, emit_region, parallel_address
+from .threads import PARALLEL, THREADS, X, Frame, emit_entry, emit_region, parallel_address
 
 TURNS = 20_000
 
@@ -30,6 +32,31 @@ def _module(isa: Isa) -> Module:
     tasks = emit_region(module, "region", lambda f, frame: frame.load_index(THREADS), f)
     emit_entry(module, [tasks])
     return module
+
+
+def _tile_module(isa: Isa) -> Module:
+    module = Module(isa)
+    with module.function("body", frame="pointer", task="index", worker="index") as f:
+        amx.only_multiply(f, f.frame.load_pointer(X), TURNS)
+    tasks = emit_region(module, "region", lambda f, frame: frame.load_index(THREADS), f,
+                        tiles=True)
+    emit_entry(module, [tasks])
+    return module
+
+
+@lru_cache(maxsize=8)
+def tile_runner(threads: int) -> tuple[Callable[[], None], float]:
+    """The same for the matrix unit: products of bfloat16."""
+    entry = jit.load(_tile_module, "tile peak", ISA["amx"], "entry").function(
+        "entry", ctypes.c_void_p)
+    frame, data = Frame(), torch.randn(8 * amx.TILE).bfloat16()
+    frame[THREADS], frame[PARALLEL], frame[X] = threads, parallel_address(), data.data_ptr()
+    operations = 2.0 * amx.SIDE ** 2 * amx.DEPTH * TURNS * amx.MOST ** 2 * threads
+
+    def run(keep: torch.Tensor = data) -> None:
+        entry(ctypes.addressof(frame))
+
+    return run, operations
 
 
 @lru_cache(maxsize=8)

@@ -16,6 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from . import amx
 from .emit import I32, I64, PTR, VOID, Function, Index, Module, Pointer
 
 # words of the frame that every kernel is called with
@@ -31,16 +32,24 @@ _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ui
 Tasks = Callable[[Function, Pointer], "Index | int"]
 
 
-def emit_region(module: Module, name: str, tasks: Tasks, body: Function) -> Function:
-    """A worker that takes tasks until none is left: body(frame, task, worker)."""
+def emit_region(module: Module, name: str, tasks: Tasks, body: Function,
+                tiles: bool = False) -> Function:
+    """A worker that takes tasks until none is left: body(frame, task, worker).
+
+    With `tiles`, it holds the matrix unit's meanwhile.
+    """
     with module.function(name, frame="pointer") as f:
         worker = f.frame.fetch_add(WORKER)
         total = f.index(tasks(f, f.frame))
         control = _read_control(f)
         _write_control(f, f.ll.or_(control, ir.Constant(control.type, _flush_bits(f))))
+        if tiles:
+            amx.configure(f)
         with f.repeat(lambda task: task < total, [f.frame.fetch_add(TASK)]) as turn:
             f.call(body, f.frame, turn.i, worker)
             turn.values = [f.frame.fetch_add(TASK)]
+        if tiles:
+            amx.release(f)
         _write_control(f, control)
     return f
 

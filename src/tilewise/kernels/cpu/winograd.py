@@ -40,10 +40,14 @@ TILES_A_TASK = 4  # transforms of the shared order: enough work for a turn of th
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     """The module of a Winograd convolution."""
-    return _Winograd(Geometry(p, s, isa.lanes), isa).module()
+    return Winograd(Geometry(p, s, isa.lanes), isa).module()
 
 
-class _Winograd:
+class Winograd:
+    """The generator; subclasses change how V lies and how it is multiplied."""
+
+    tiles = False  # whether products run on the matrix unit
+
     def __init__(self, geometry: Geometry, isa: Isa) -> None:
         self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
 
@@ -75,8 +79,7 @@ class _Winograd:
                     return (f.x + c).load((i * p.w + j) * p.c, count=count)
 
                 def store(i: int, j: int, value: Vector) -> None:
-                    at = (i * g.across.n + j) * g.v_position
-                    (f.v + c * g.block).store(value, at)
+                    self._store_v(f, c, (i * g.across.n + j) * g.v_position, value)
 
                 transform(f, g.down.BT, g.across.BT, load, store)
 
@@ -85,7 +88,19 @@ class _Winograd:
                 channels(c.i, lanes)
             if p.c > whole:
                 channels(f.index(whole), p.c - whole)
+            self._fill_up(f)
         return f
+
+    def _store_v(self, f: Function, c: Index, at: int, value: Vector) -> None:
+        """A vector of channels of the tile at f.v, at one position."""
+        (f.v + c * self.g.block).store(value, at)
+
+    def _fill_up(self, f: Function) -> None:
+        """Zeros where the depth goes beyond the last vector of channels."""
+
+    def _v_of_tile(self, tile: Index) -> Index:
+        """Where a tile begins in V."""
+        return tile * self.g.lanes
 
     def _product(self, end: bool) -> Function:
         """A group of tiles times one panel of weights, the next panel fetched meanwhile."""
@@ -249,7 +264,7 @@ class _Winograd:
         zeros = scratch + (self.g.scratch_floats - self.g.depth)
         emit_zero(f, zeros, f.index(self.g.depth))
         with f.loop(stop, start=start) as t:
-            self._transform_tile(f, first + t.i, scratch + t.i * self.g.lanes, zeros, table)
+            self._transform_tile(f, first + t.i, scratch + self._v_of_tile(t.i), zeros, table)
 
     def _multiply(self, f: Function, scratch: Pointer, u: Pointer, m: Pointer, position: Index,
                   groups: Index, end: bool) -> None:
@@ -286,19 +301,19 @@ class _Winograd:
             steps(f, scratch, first, count)
         emit_entry(self.m, [emit_region(
             self.m, "convolve",
-            lambda f, frame: (self._total(f) + (g.block - 1)) // g.block, f)])
+            lambda f, frame: (self._total(f) + (g.block - 1)) // g.block, f, self.tiles)])
 
     def _by_channels(self, f: Function, scratch: Pointer, first: Index, count: Index) -> None:
         g, m = self.g, scratch + self.g.v_floats
         weight, groups = f.frame.load_pointer(WEIGHT), self._groups(count)
 
         def one_block(block: Index, end: bool) -> None:
-            panel = g.depth * g.vectors(end) * g.lanes
+            width = g.vectors(end) * g.lanes
+            panel = g.panel_floats(width)
             u = weight + block * (g.positions * g.panel)
             with f.loop(g.positions) as position:
                 self._multiply(f, scratch, u + position.i * panel, m + position.i * g.m_position,
                                position.i, groups, end)
-            width = panel // g.depth
             with f.loop(count) as t:
                 self._finish_tile(f, first + t.i, m + t.i * width, block * g.block_k, end)
 
@@ -314,7 +329,7 @@ class _Winograd:
     def _one_position(self, f: Function, scratch: Pointer, position: Index, groups: Index,
                       first_block: Index | int, last_block: Index) -> None:
         g = self.g
-        u = f.frame.load_pointer(WEIGHT) + position * (g.depth * g.k_vectors * g.lanes)
+        u = f.frame.load_pointer(WEIGHT) + position * g.panel_floats(g.k_vectors * g.lanes)
         m = scratch + g.v_floats + position * g.m_position
 
         def one_block(block: Index, end: bool) -> None:
@@ -361,7 +376,8 @@ class _Winograd:
             with f3.loop((start + TILES_A_TASK).minimum(count), start=start) as t:
                 self._finish_all_channels(f3, scratch, first, t.i)
         regions = [emit_region(self.m, "transforms", handfuls, f1),
-                   emit_region(self.m, "products", lambda f, frame: g.positions * parts, f2),
+                   emit_region(self.m, "products", lambda f, frame: g.positions * parts, f2,
+                               self.tiles),
                    emit_region(self.m, "outputs", handfuls, f3)]
         emit_entry(self.m, regions,
                    chunks=lambda f, frame: (self._total(f) + (g.block - 1)) // g.block)

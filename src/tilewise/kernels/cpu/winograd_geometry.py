@@ -88,8 +88,12 @@ class Geometry(BlocksOfK):
 
     @cached_property
     def panel(self) -> int:
-        """Weights of one position and a whole block of output channels."""
-        return self.depth * self.block_k
+        """Floats of the weights of one position and a whole block of output channels."""
+        return self.panel_floats(self.block_k)
+
+    def panel_floats(self, width: int) -> int:
+        """Floats of the weights of one position and `width` output channels."""
+        return self.depth * width
 
     def walk(self, vectors: int) -> Walk:
         return Walk.packed(vectors * self.lanes, (self.c_vectors, self.block * self.lanes),
@@ -100,13 +104,18 @@ class Geometry(BlocksOfK):
         """Cache lines of the next panel that one group of rows fetches per vector of C."""
         return ceil_div(self.lanes * self.block_k, LINE * self.s.groups)
 
+    def pack_panels(self, panels: Any) -> Any:
+        """Panels [..., c, lane of the block] of float64, as a product reads them."""
+        return panels.float()
+
     def pack_weight(self, weight: Any) -> Any:
-        """(K, C, R, S) to U: [block of K][position][c][lane], or the position outermost."""
+        """(K, C, R, S) to U: [block of K][position][panel], or the position outermost."""
         p = self.p
         down, across = (_tensor(transform.G) for transform in (self.down, self.across))
-        u = torch.einsum("ir,kcrs,js->ijck", down, weight.double(), across).float()
-        u = u.reshape(self.positions, p.c, p.k)
-        blocks, rest = self.in_blocks(torch.nn.functional.pad(u, (0, 0, 0, self.depth - p.c)))
+        u = torch.einsum("ir,kcrs,js->ijck", down, weight.double(), across)
+        u = torch.nn.functional.pad(u.reshape(self.positions, p.c, p.k),
+                                    (0, 0, 0, self.depth - p.c))
+        blocks, rest = map(self.pack_panels, self.in_blocks(u))
         if self.s.order == "channels":
             return torch.cat([blocks.transpose(0, 1).flatten(), rest.flatten()])
         return torch.cat([blocks.flatten(1), rest.flatten(1)], 1).flatten()

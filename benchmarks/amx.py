@@ -1,0 +1,102 @@
+"""The matrix unit's multiply as a share of its peak, measured in turns on one thread.
+
+    python benchmarks/amx.py
+
+Both operands are packed; every multiplication of bfloat16 parts counts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from tilewise.core.isa import ISA
+from tilewise.kernels.cpu import amx, jit, memory, peak
+from tilewise.kernels.cpu.emit import Module
+from tilewise.kernels.cpu.microkernel import Walk
+from tilewise.kernels.cpu.parts import PARTS, pack_columns, split_tensor
+from tilewise.planner.measure import interleaved
+
+SIZES = ((256, 256, 256), (512, 512, 512), (256, 1024, 1024), (1024, 1024, 256))
+ROUNDS, BUDGET = 999, 3.0
+PANEL = 16 << 10  # bytes of a panel of B that is used again and again
+
+
+def module(isa, m, n, k, products):
+    """c[column block][row][32] = a @ b, in chunks of the depth whose panel stays near."""
+    out, parts = Module(isa), PARTS[products]
+    steps = k // amx.DEPTH
+    chunk = max(1, min(steps, PANEL * 2 // (parts * 4 * 2 * amx.TILE)))
+    row, panel = steps * parts * amx.TILE, 2 * steps * parts * amx.TILE
+    kinds = {"a": "pointer", "b": "pointer", "c": "pointer"}
+    left = amx.Side((0, row), amx.TILE)
+    right, c = amx.Side((0, amx.TILE), 2 * amx.TILE), amx.Side((0, 16 * 32), 16, 128)
+    tiles = {}
+    for first in range(0, steps, chunk):
+        count = min(chunk, steps - first)
+        with out.function(f"tile{first}", **kinds) as f:
+            walk = Walk(((count, parts * amx.TILE, 2 * parts * amx.TILE),))
+            amx.multiply(f, f.a + first * parts * amx.TILE, f.b + first * parts * 2 * amx.TILE,
+                         f.c, left, right, c, walk, products, fresh=first == 0)
+        tiles[first] = f
+    with out.function("many", exported=True, **kinds, count="index") as g:
+        amx.configure(g)
+        with g.loop(g.count), g.loop(n // 32) as j:
+            for f in tiles.values():
+                with g.loop(m // 32) as i:
+                    g.call(f, g.a + i.i * (2 * row), g.b + j.i * panel,
+                           g.c + j.i * (m * 32) + i.i * (32 * 32))
+        amx.release(g)
+    return out
+
+
+def pack_rows(a, parts):
+    m, k = a.shape
+    tiles = split_tensor(a, parts).reshape(parts, m // 16, 16, k // 32, 32)
+    return tiles.permute(1, 3, 0, 2, 4).contiguous().view(torch.float32)
+
+
+def in_huge_pages(values):
+    """A copy in memory as the engine's own: aligned, in huge pages."""
+    flat = memory.empty(max(values.numel(), memory.HUGE_PAGE))[:values.numel()]
+    return flat.copy_(values.flatten()).view(values.shape)
+
+
+def share(m, n, k, products):
+    """Speed over the speed of the unit alone, and the relative rms error."""
+    code = jit.load(lambda isa: module(isa, m, n, k, products),
+                    f"benchmark amx {m} {n} {k} {products}", ISA["amx"], "many")
+    many = code.function("many", *[ctypes.c_void_p] * 3, ctypes.c_int64)
+    a, b, c = torch.randn(m, k), torch.randn(k, n), torch.empty(n // 32, m, 32)
+    left = in_huge_pages(pack_rows(a, PARTS[products]))
+    right = in_huge_pages(pack_columns(b.unflatten(1, (-1, 32)).transpose(0, 1), PARTS[products]))
+    c = in_huge_pages(c)
+    many(left.data_ptr(), right.data_ptr(), c.data_ptr(), 1)
+    exact = a.double() @ b.double()
+    error = (c.transpose(0, 1).reshape(m, n) - exact).square().mean().sqrt()
+    error /= exact.square().mean().sqrt()
+    operations = 2.0 * m * n * k * products
+    count = int(5e9 / operations) + 1
+    top, most = peak.tile_runner(1)
+    mine, best = interleaved(
+        [lambda: many(left.data_ptr(), right.data_ptr(), c.data_ptr(), count), top], rounds=ROUNDS,
+        sample=0.002, budget=BUDGET)
+    return operations * count / mine.minimum / (most / best.minimum), float(error)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for threads in (1, 2):
+        top, operations = peak.tile_runner(threads)
+        best = interleaved([top], rounds=200, budget=2)[0].minimum
+        print(f"peak of {threads} threads: {operations / best / 1e12:.2f} Tflop/s")
+    for products in (1, 3, 6):
+        for m, n, k in SIZES:
+            speed, error = share(m, n, k, products)
+            print(f"{products} products, M={m} N={n} K={k}: {speed:.3f} of peak, "
+                  f"rms error {error:.1e}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

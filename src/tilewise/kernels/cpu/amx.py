@@ -1,0 +1,136 @@
+"""The matrix unit: eight tiles of sixteen rows of 64 bytes, and products of bfloat16 pairs.
+
+One operation adds A (16 rows of 32 values) times B (32 x 16, pairs of rows side by side) to
+C (16 x 16 floats). The multiply keeps two by two tiles of C and walks over the depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from .emit import I8, I64, PTR, VOID, Function, Pointer
+from .microkernel import LINE, Walk
+from .parts import PAIRS
+
+TILE = 256  # floats in the memory of a tile
+DEPTH = 32  # values along the reduction in one operation
+SIDE = 16  # rows of A, columns of B
+MOST = 2  # tiles of C along an axis: two by two of them, two of A and two of B fill all eight
+# eight words: palette one, rows of 64 bytes, sixteen rows, in all eight tiles
+CONFIGURATION = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0,
+                 0x1010_1010_1010_1010, 0)
+
+
+def configure(f: Function) -> None:
+    """Make the tiles of this thread usable."""
+    table = f.words(len(CONFIGURATION))
+    for i, word in enumerate(CONFIGURATION):
+        table.store_index(i, word)
+    f.ll.call(f.intrinsic("llvm.x86.ldtilecfg", VOID, [PTR]), [table.ir])
+
+
+def release(f: Function) -> None:
+    """Give the tiles back: others configure them as they need them."""
+    f.ll.call(f.intrinsic("llvm.x86.tilerelease", VOID, []), [])
+
+
+@dataclass(frozen=True)
+class Side:
+    """Tiles of one operand: where each begins, how far apart parts (floats) and rows (bytes)."""
+
+    tiles: tuple[int, ...]
+    part: int
+    pitch: int = 4 * LINE
+
+
+def multiply(f: Function, a: Pointer, b: Pointer, c: Pointer, left: Side, right: Side, out: Side,
+             walk: Walk, products: int, fresh: bool = True,
+             ahead: tuple[Pointer, int] | None = None) -> None:
+    """c = a @ b over the walk, or c += a @ b where c is not `fresh`.
+
+    `out` has the rows of tiles of c; its part is the way from one tile of a row to the next.
+    `ahead` is memory to bring into the second cache meanwhile: where it begins, and how many
+    cache lines in each step.
+    """
+    unit = _Unit(f, left, right, products)
+    sums = {(i * MOST + j): c + (row + j * out.part)
+            for i, row in enumerate(out.tiles) for j in range(len(right.tiles))}
+    for tile, where in sums.items():
+        if fresh:
+            unit.call("tilezero", tile)
+        else:
+            unit.load(tile, where, out.pitch)
+    unit.walk(a, b, ahead[0] if ahead else a, walk.loops, ahead[1] if ahead else 0)
+    for tile, where in sums.items():
+        unit.call("tilestored64", tile, where, out.pitch)
+
+
+def only_multiply(f: Function, data: Pointer, turns: int) -> None:
+    """The operations of a multiply alone, on four tiles of data: the unit's clock minds values."""
+    unit = _Unit(f, Side((0, TILE), 0), Side((2 * TILE, 3 * TILE), 0), 1)
+    for tile in range(4):
+        unit.call("tilezero", tile)
+        unit.load(4 + tile, data + tile * TILE, 4 * LINE)
+    with f.loop(turns):
+        unit.multiply()
+
+
+class _Unit:
+    """Instructions of the matrix unit; tile numbers are part of them."""
+
+    def __init__(self, f: Function, left: Side, right: Side, products: int) -> None:
+        self.f, self.left, self.right, self.pairs = f, left, right, PAIRS[products]
+
+    def walk(self, a: Pointer, b: Pointer, ahead: Pointer,
+             loops: Sequence[tuple[int, int, int]], lines: int) -> Pointer:
+        """Emit the loops from the outermost inwards; where the prefetch has come to."""
+        if not loops:
+            for line in range(lines):
+                ahead.prefetch(line * LINE, level=2)
+            self.step(a, b)
+            return ahead + lines * LINE
+        (count, a_step, b_step), *inner = loops
+        if count == 1:
+            return self.walk(a, b, ahead, inner, lines)
+        with self.f.loop(count, carry=[a, b, ahead]) as loop:
+            a, b, ahead = loop.values
+            ahead = self.walk(a, b, ahead, inner, lines)
+            loop.values = [a + a_step, b + b_step, ahead]
+        return loop.values[2]
+
+    def step(self, a: Pointer, b: Pointer) -> None:
+        """32 values of the depth: all pairs of parts, each operand loaded when it changes."""
+        held: tuple[int | None, int | None] = (None, None)
+        for pair in self.pairs:
+            if pair[0] != held[0]:
+                for i, row in enumerate(self.left.tiles):
+                    self.load(4 + i, a + (row + pair[0] * self.left.part), self.left.pitch)
+            if pair[1] != held[1]:
+                for j, column in enumerate(self.right.tiles):
+                    self.load(6 + j, b + (column + pair[1] * self.right.part), self.right.pitch)
+            held = pair
+            self.multiply()
+
+    def multiply(self) -> None:
+        """The held tiles of A times those of B."""
+        for i in range(len(self.left.tiles)):
+            for j in range(len(self.right.tiles)):
+                self.call("tdpbf16ps", i * MOST + j, 4 + i, 6 + j)
+
+    def load(self, tile: int, where: Pointer, pitch: int) -> None:
+        self.call("tileloadd64", tile, where, pitch)
+
+    def call(self, name: str, *operands: Any) -> None:
+        """Tile numbers first; memory is an address and a pitch in bytes."""
+        memory = [o for o in operands if isinstance(o, Pointer)]
+        tiles = operands[:1] if memory else operands
+        types: list[Any] = [I8] * len(tiles)
+        values = [ir.Constant(I8, tile) for tile in tiles]
+        if memory:
+            types += [PTR, I64]
+            values += [memory[0].ir, ir.Constant(I64, operands[2])]
+        self.f.ll.call(self.f.intrinsic(f"llvm.x86.{name}", VOID, types), values)

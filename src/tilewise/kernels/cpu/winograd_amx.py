@@ -1,0 +1,127 @@
+"""Winograd convolution whose products run on the matrix unit, on bfloat16 parts.
+
+The input transform splits what it stores. V lies as [position][16 tiles][32 channels][part] of
+tiles of the unit, the weights as [32 channels][part][16 output channels]; M and all else are
+those of the vector kernel.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from ...core.isa import Isa
+from ...core.problem import Problem
+from ...core.schedule import Schedule
+from . import winograd, winograd_geometry
+from .amx import DEPTH, SIDE, TILE, Side, multiply
+from .emit import Function, Index, Module, Pointer, Vector
+from .microkernel import LINE, Walk
+from .parts import PARTS, pack_columns, split
+from .tiling import ceil_div
+from .winograd_geometry import APART
+
+PANEL = 64 << 10  # bytes of weights that a pass over the tiles uses again and again
+
+
+class Geometry(winograd_geometry.Geometry):
+    """Every size; the depth is a multiple of 32 channels."""
+
+    @cached_property
+    def parts(self) -> int:
+        return PARTS[self.s.products]
+
+    @cached_property
+    def steps(self) -> int:
+        """Operations along the depth."""
+        return ceil_div(self.p.c, DEPTH)
+
+    @cached_property
+    def c_vectors(self) -> int:
+        return self.steps * DEPTH // self.lanes
+
+    @cached_property
+    def step_floats(self) -> int:
+        """Floats of one step of 16 tiles or 16 output channels."""
+        return self.parts * TILE
+
+    @cached_property
+    def v_rows(self) -> int:
+        """Floats of V of 16 tiles at one position."""
+        return self.steps * self.step_floats
+
+    @cached_property
+    def v_position(self) -> int:
+        return self.block // SIDE * self.v_rows + APART
+
+    def panel_floats(self, width: int) -> int:
+        return width // SIDE * self.steps * self.step_floats
+
+    def pack_panels(self, panels: Any) -> Any:
+        return pack_columns(panels, self.parts)
+
+    @cached_property
+    def passes(self) -> list[tuple[int, int]]:
+        """Steps start..stop of each pass over the tiles."""
+        most = max(1, PANEL // (4 * self.step_floats * self.s.vectors))
+        count = ceil_div(self.steps, most)
+        return [(i * self.steps // count, (i + 1) * self.steps // count) for i in range(count)]
+
+    @cached_property
+    def lines_ahead(self) -> int:
+        """Cache lines of the next panel that one group of rows fetches per step."""
+        return ceil_div(self.panel, LINE * self.s.groups * self.steps)
+
+
+def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+    """The module of a Winograd convolution on the matrix unit."""
+    return _OnTiles(Geometry(p, s, isa.lanes), isa).module()
+
+
+class _OnTiles(winograd.Winograd):
+    tiles = True
+    g: Geometry
+
+    def _store_v(self, f: Function, c: Index, at: int, value: Vector) -> None:
+        here = (c // DEPTH) * self.g.step_floats + (c % DEPTH) // 2
+        for part, bits in enumerate(split(f, value, self.g.parts)):
+            (f.v + here).store(bits, at + part * TILE)
+
+    def _fill_up(self, f: Function) -> None:
+        g = self.g
+        for c in range(ceil_div(self.p.c, g.lanes) * g.lanes, g.depth, g.lanes):
+            for position in range(g.positions):
+                self._store_v(f, f.index(c), position * g.v_position, f.vector(0.0))
+
+    def _v_of_tile(self, tile: Index) -> Index:
+        return (tile // SIDE) * self.g.v_rows + (tile % SIDE) * LINE
+
+    def _product(self, end: bool) -> Any:
+        """For each pass: a group of tiles times its steps of a panel."""
+        return [self._one_pass(end, number, *span) for number, span in enumerate(self.g.passes)]
+
+    def _one_pass(self, end: bool, number: int, start: int, stop: int) -> Function:
+        g, columns = self.g, self.g.vectors(end)
+        rows = range(self.s.rows // SIDE)
+        left = Side(tuple(i * g.v_rows for i in rows), TILE)
+        right = Side(tuple(j * TILE for j in range(columns)), columns * TILE)
+        out = Side(tuple(i * SIDE * columns * SIDE for i in rows), SIDE, 4 * columns * SIDE)
+        walk = Walk(((stop - start, g.step_floats, columns * g.step_floats),))
+        with self.m.function(f"product{number}{'_end' if end else ''}", v="pointer", u="pointer",
+                             m="pointer", ahead="pointer") as f:
+            multiply(f, f.v + start * g.step_floats, f.u + start * columns * g.step_floats, f.m,
+                     left, right, out, walk, self.s.products, number == 0,
+                     (f.ahead, g.lines_ahead))
+        return f
+
+    def _multiply(self, f: Function, scratch: Pointer, u: Pointer, m: Pointer, position: Index,
+                  groups: Index, end: bool) -> None:
+        g = self.g
+        width = g.vectors(end) * g.lanes
+        v, ahead = scratch + position * g.v_position, u + g.panel
+        for product, (start, stop) in zip(self.products[end], g.passes, strict=True):
+            share = (stop - start) * g.lines_ahead * LINE
+            with f.loop(groups) as group:
+                f.call(product, v + group.i * (self.s.rows // SIDE * g.v_rows), u,
+                       m + group.i * (self.s.rows * width), ahead + group.i * share)
+            ahead = ahead + self.s.groups * share
