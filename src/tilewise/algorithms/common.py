@@ -10,6 +10,9 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 
+MATRIX_DEPTH, MATRIX_SIDE = 32, 16  # channels and rows of a tile of the matrix unit
+MATRIX_PARTS = {0: 0, 1: 1, 3: 2, 6: 3}  # bfloat16 parts of a float, by the products of them
+
 
 class CpuAlgorithm(Algorithm):
     """An algorithm whose kernel is a module of kernels/cpu with a `Geometry` and a `make`."""
@@ -43,6 +46,11 @@ class CpuAlgorithm(Algorithm):
     def _module(self, s: Schedule) -> Any:
         name = f"{self.kernel}_amx" if products(s) else self.kernel
         return import_module(f"..kernels.cpu.{name}", __package__)
+
+
+def on_matrix(t: Target, products: Any) -> dict[str, Any]:
+    """The tunable that only targets with a matrix unit have."""
+    return {"products": products} if t.row.matrix else {}
 
 
 def products(s: Schedule) -> int:

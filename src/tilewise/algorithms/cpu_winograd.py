@@ -6,28 +6,40 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import accumulation_error
-from ..core.cost import seconds, tile_cycles
+from ..core.algorithm import accumulation_error, split_error
+from ..core.cost import matrix_cycles, seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from ..kernels.winograd_math import Matrix, error_growth, matrices
-from .common import CpuAlgorithm, cpu_f32_forward, fits, streams
+from .common import (
+    MATRIX_DEPTH,
+    MATRIX_PARTS,
+    MATRIX_SIDE,
+    CpuAlgorithm,
+    cpu_f32_forward,
+    fits,
+    on_matrix,
+    products,
+    streams,
+)
 
 MOST_TAPS = 7
 SIZES = (1, 2, 3, 4, 5, 6)  # outputs of a tile along one axis
 ROWS = tuple(range(1, 15))
+MATRIX_ROWS = (16, 32)
 GROUPS = tuple(range(1, 129))
 SAFE = 2.3  # with the power below, fitted: admits F(4x4, 3x3), measured at 2.2 of torch's error
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 NEAR = 40.0  # and from the second
+SPLIT = 2.0  # cycles to split off and store a part of a vector
 
 
 class CpuWinograd(CpuAlgorithm):
     """Any F(m, r) along both axes; fused by block of tiles, or shared by all threads."""
 
     name = "cpu_winograd"
-    version = 1
+    version = 2
     kernel = "winograd"
     fuses = frozenset({"bias", "residual", "relu", "pool2", "mask"})
     exact_on_integers = False
@@ -36,28 +48,41 @@ class CpuWinograd(CpuAlgorithm):
         return cpu_f32_forward(p, t) + stride_one(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
-        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * accumulation_error(p.c)
+        error = accumulation_error(p.c) + split_error(products(s), p.c)
+        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * error
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            return (fits(t, s.rows, s.vectors) and (s.vectors - 1) * t.lanes < p.k
+            return (_tile_fits(t, s) and (s.vectors - 1) * t.lanes < p.k
                     and s.tile_h in _axis_sizes(p.r, p.epilogue.pool)
                     and s.tile_w in _axis_sizes(p.s, p.epilogue.pool) and s.tile_h * s.tile_w > 1
                     and (s.order == "shared" or s.k_parts == 1)
                     and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
                     and (not s.streaming or p.k % t.lanes == 0))
 
+        rows = ROWS + MATRIX_ROWS if t.row.matrix else ROWS
         return Space(legal, tile_h=SIZES, tile_w=SIZES, order=("channels", "positions", "shared"),
-                     rows=ROWS, vectors=(1, 2, 3, 4), groups=GROUPS, unroll=(1, 2, 4),
-                     k_parts=(1, 2, 4), streaming=(False, True))
+                     rows=rows, vectors=(1, 2, 3, 4), groups=GROUPS, unroll=(1, 2, 4),
+                     k_parts=(1, 2, 4), streaming=(False, True), **on_matrix(t, (0, 1, 3, 6)))
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        return _default(p.with_(frozen=False), t)
+        return _default(p.with_(frozen=False), t, 0)
+
+    def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
+        # one product alone errs too much after the transforms
+        offered = (0, 6, 3) if t.row.matrix else (0,)
+        return tuple(_default(p.with_(frozen=False), t, products) for products in offered)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         work = _Work(p, t, s)
         return work.shared() if s.order == "shared" else work.fused()
 
+
+def _tile_fits(t: Target, s: Any) -> bool:
+    """A register tile, or tiles of the matrix unit."""
+    if products(s):
+        return s.rows in MATRIX_ROWS and s.vectors <= 2 and s.unroll == 1
+    return s.rows in ROWS and fits(t, s.rows, s.vectors)
 
 
 def stride_one(p: Problem) -> list[str]:
@@ -86,12 +111,17 @@ class _Work:
         self.c_vectors, self.k_vectors = math.ceil(p.c / t.lanes), math.ceil(p.k / t.lanes)
         self.block = s.rows * s.groups
         self.blocks = max(1, math.ceil(self.tiles / self.block))
+        self.products_, self.parts = products(s), MATRIX_PARTS[products(s)]
+        self.steps = math.ceil(p.c / MATRIX_DEPTH)
+        # bytes of V of one tile at one position; weights are as deep
+        self.v_bytes = (2.0 * self.parts * self.steps * MATRIX_DEPTH if self.products_
+                        else 4.0 * self.c_vectors * t.lanes)
 
     def transforms(self) -> float:
         """Input and output transforms of all tiles."""
         p, s, n = self.p, self.s, self.positions
         (in_h, out_h), (in_w, out_w) = operations(s.tile_h, p.r), operations(s.tile_w, p.s)
-        into = (self.n_w * in_h + self.n_h * in_w) / 2 + 1.5 * n
+        into = (self.n_w * in_h + self.n_h * in_w) / 2 + (1.5 + SPLIT * self.parts) * n
         back = (self.n_w * out_h + s.tile_h * out_w) / 2 + 0.5 * n + 2 * s.tile_h * s.tile_w
         return 1.5 * self.tiles * (self.c_vectors * into + self.k_vectors * back + 30)
 
@@ -100,24 +130,26 @@ class _Work:
         s, t = self.s, self.t
         last = self.tiles - (self.blocks - 1) * self.block
         groups = (self.blocks - 1) * s.groups + math.ceil(last / s.rows)
-        depth = self.c_vectors * t.lanes
-        one = tile_cycles(t, s.rows, s.vectors, depth) * self.k_vectors / s.vectors
+        tile = (matrix_cycles(s.rows // MATRIX_SIDE, s.vectors, self.steps, self.products_)
+                if self.products_ else
+                tile_cycles(t, s.rows, s.vectors, self.c_vectors * t.lanes))
+        one = tile * self.k_vectors / s.vectors
         return groups * self.positions * one
 
     @property
     def weight_bytes(self) -> float:
-        return 4.0 * self.positions * self.c_vectors * self.k_vectors * self.t.lanes ** 2
+        return self.v_bytes * self.positions * self.k_vectors * self.t.lanes
 
     def fused(self) -> float:
         """Weights pass for every block; V and M stay in a core's caches if they fit."""
         s, t = self.s, self.t
         k_live = s.vectors if s.order == "channels" else self.k_vectors
-        live = 4.0 * self.block * self.positions * t.lanes * (self.c_vectors + k_live)
+        live = self.block * self.positions * (self.v_bytes + 4.0 * t.lanes * k_live)
         speed = NEAR if self.weight_bytes + live < t.l2 else FAR
         weights = self.blocks * self.weight_bytes / speed
         spilled = max(0.0, live - 0.75 * t.l2) / live
         passes = self.k_vectors / s.vectors if s.order == "channels" else 2.0
-        v = 4.0 * self.tiles * self.positions * self.c_vectors * t.lanes
+        v = self.tiles * self.positions * self.v_bytes
         far = spilled * v * passes / FAR
         cycles = self.transforms() + max(self.products(), weights) + 0.25 * weights + far
         return seconds(t, cycles, self.p.bytes + self.weight_bytes, self.blocks)
@@ -126,7 +158,8 @@ class _Work:
         """Weights pass once a chunk; V and M travel through the last cache."""
         t = self.t
         weights = self.blocks * self.weight_bytes / FAR
-        moved = 8.0 * self.tiles * self.positions * t.lanes * (self.c_vectors + self.k_vectors)
+        moved = 2.0 * self.tiles * self.positions * (self.v_bytes
+                                                     + 4.0 * t.lanes * self.k_vectors)
         cycles = self.transforms() + max(self.products(), weights) + moved / FAR
         tasks = self.positions * self.s.k_parts
         return seconds(t, cycles, self.p.bytes + self.weight_bytes, tasks, 3 * self.blocks)
@@ -147,12 +180,13 @@ def operations(m: int, taps: int) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=4096)
-def _default(p: Problem, t: Target) -> Schedule:
+def _default(p: Problem, t: Target, products: int) -> Schedule:
     """The cheapest of a few by the cost model; the tile, and so the bits, for any threads."""
     algorithm, common = CpuWinograd(), t.with_(threads=2)
-    best = min((s for size in tile_sizes(p) for s in _likely(p, common, *size, (2,))),
+    likely = _likely_on_matrix if products else _likely
+    best = min((s for size in tile_sizes(p) for s in likely(p, common, *size, (2,), products)),
                key=lambda s: algorithm.cost(p, common, s))
-    return min(_likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4)),
+    return min(likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4), products),
                key=lambda s: algorithm.cost(p, t, s))
 
 
@@ -171,8 +205,8 @@ def _axis_sizes(taps: int, pool: int) -> list[int]:
     return [m for m in SIZES if m % pool == 0 and (taps > 1 or m == pool)]
 
 
-def _likely(p: Problem, t: Target, tile_h: int, tile_w: int,
-            widths: tuple[int, ...]) -> list[Schedule]:
+def _likely(p: Problem, t: Target, tile_h: int, tile_w: int, widths: tuple[int, ...],
+            products: int) -> list[Schedule]:
     tiles = p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w)
     streaming = p.k % t.lanes == 0 and streams(p, t)
     found = []
@@ -185,7 +219,26 @@ def _likely(p: Problem, t: Target, tile_h: int, tile_w: int,
             parts = _parts(p, t, vectors) if order == "shared" else 1
             found.append(Schedule(tile_h=tile_h, tile_w=tile_w, order=order, rows=rows_,
                                   vectors=vectors, groups=groups, unroll=4, k_parts=parts,
-                                  streaming=streaming))
+                                  streaming=streaming, **on_matrix(t, 0)))
+    return found
+
+
+def _likely_on_matrix(p: Problem, t: Target, tile_h: int, tile_w: int, widths: tuple[int, ...],
+                      products: int) -> list[Schedule]:
+    tiles = p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w)
+    vectors = min(2, math.ceil(p.k / t.lanes))
+    found = []
+    for order, wanted in (("channels", 32), ("channels", 64), ("positions", 32),
+                          ("positions", 64), ("positions", 96), ("positions", 160),
+                          ("shared", 200), ("shared", 400)):
+        blocks = max(1, round(tiles / wanted))
+        rows = 16 if tiles <= 16 else 32
+        groups = min(GROUPS[-1], math.ceil(tiles / blocks / rows) or 1)
+        parts = _parts(p, t, vectors) if order == "shared" else 1
+        found.append(Schedule(tile_h=tile_h, tile_w=tile_w, order=order, rows=rows,
+                              vectors=vectors, groups=groups, unroll=1, k_parts=parts,
+                              streaming=p.k % t.lanes == 0 and streams(p, t),
+                              products=products))
     return found
 
 

@@ -10,7 +10,7 @@ from .schedule import Schedule, Space
 from .target import Target
 
 EPS32 = 2.0 ** -24  # unit roundoff of float32
-EPS_BF16 = 2.0 ** -9  # of bfloat16
+RMS_BF16 = 2.0 ** -8 / math.sqrt(6)  # of roundings to bfloat16, whose largest is 2 ** -8
 
 
 class Algorithm:
@@ -80,12 +80,15 @@ def accumulation_error(terms: int, dtype: str = "f32") -> float:
     return stored + unit * (2.0 + math.sqrt(terms))
 
 
-def split_error(products: int) -> float:
-    """Bound on the relative error of a product of two floats made of products of parts.
+def split_error(products: int, terms: int) -> float:
+    """Bound on what sums of `terms` products err because the products are made of parts.
 
-    Each of the parts errs by EPS_BF16 of what it was made from; what is left out is as large.
+    Every part rounds what it was made from, and what is left out is as large. In long sums these
+    errors are independent, in short ones they can all be as large as they get.
     """
-    return {0: 0.0, 1: 2 * EPS_BF16, 3: 3 * EPS_BF16 ** 2, 6: 4 * EPS_BF16 ** 3}[products]
+    left_out = {0: 0.0, 1: math.sqrt(2) * RMS_BF16, 3: math.sqrt(3) * RMS_BF16 ** 2,
+                6: 2 * RMS_BF16 ** 3}
+    return left_out[products] * (2.0 + 8.0 / math.sqrt(terms))
 
 
 def split_bits(products: int) -> int:

@@ -33,3 +33,12 @@ def tile_cycles(t: Target, rows: int, vectors: int, steps: int) -> float:
     latency = 4.0
     slow = 1.0 if t.row.fma else 2.0
     return steps * slow * max(multiplies, loads, latency) * 1.04 + 2.0 * rows * vectors + 25
+
+
+def matrix_cycles(rows: int, columns: int, steps: int, products: int) -> float:
+    """Some tiles of sums of the matrix unit: bound by its operations; begun and stored.
+
+    An operation takes 16 cycles of a clock that is lower under this load, and loads stall it.
+    """
+    operation = {1: 36.0, 3: 36.0, 6: 44.0}[products]
+    return operation * rows * columns * steps * products + 60.0 * rows * columns + 25

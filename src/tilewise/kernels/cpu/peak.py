@@ -11,7 +11,7 @@ import torch
 from ...core.isa import ISA, Isa
 from . import amx, jit
 from .emit import Module
-from .threads import PARALLEL, THREADS, X, Frame, emit_entry, emit_region, parallel_address
+from .threads import PARALLEL, THREADS, Frame, X, emit_entry, emit_region, parallel_address
 
 TURNS = 20_000
 

@@ -1,0 +1,230 @@
+"""The matrix unit: what runs on it, how exactly, and that nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import generated_code
+import harness
+import pytest
+import torch
+from harness import GENERATED, Mismatch, in_process
+from torch.nn import functional as F
+
+import tilewise
+from tilewise.algorithms import ALGORITHMS
+from tilewise.core import Problem, Schedule, Target
+from tilewise.core.isa import available
+from tilewise.kernels.cpu.parts import split_tensor
+from tilewise.planner import Planner
+from tilewise.planner.planner import inner_problem
+from tilewise.runtime.engine import BITS, PRECISIONS
+
+HERE = "amx" in [row.name for row in available()]
+needs_amx = pytest.mark.skipif(not HERE, reason="this machine has no matrix unit")
+PRODUCTS = (1, 3, 6)
+LEAST = 1000  # problems for each number of products, empty ones not counted
+BATCHES = 16  # of each shape, which share a kernel
+FLOOR = 250  # problems of each algorithm and number of products
+CHUNKS = 2
+DEEP = "n8c512h28w28k512r3s3p1_f32_forward+bias+relu"
+
+
+# other rows
+
+
+def test_rows_without_the_unit_generate_what_they_did() -> None:
+    """The file was recorded before the matrix unit was used."""
+    recorded = json.loads(Path(__file__).with_name("generated_code.json").read_text())
+    assert generated_code.hashes() == recorded
+
+
+def test_plain_floats_on_the_unit_s_row_are_those_of_avx512() -> None:
+    assert generated_code.hashes(("amx",), "x") == generated_code.hashes(("avx512",), "x")
+
+
+def test_only_the_unit_s_row_has_products() -> None:
+    p = Problem.parse(DEEP)
+    for algorithm in GENERATED.values():
+        for row in ("avx512", "avx2", "generic"):
+            if not algorithm.reject(p, Target("cpu", row, 2)):
+                assert "products" not in algorithm.space(p, Target("cpu", row, 2)).tunables
+                assert len(algorithm.defaults(p, Target("cpu", row, 2))) == 1
+
+
+# parts
+
+
+def test_parts_add_up() -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    for parts, bound in ((1, 2.0 ** -8), (2, 2.0 ** -16), (3, 2.0 ** -24)):
+        rest = x.double() - split_tensor(x, parts).double().sum(0)
+        assert ((rest / x).abs() <= bound).all()
+
+
+# in processes of their own: a kernel may crash
+
+
+def able(p: Problem, t: Target, products: int) -> list[str]:
+    return [name for name, a in GENERATED.items() if not a.reject(inner_problem(a, p), t)
+            and products in a.space(inner_problem(a, p), t).tunables.get("products", ())
+            and any(s["products"] == products for s in _starts(name, p, t))]
+
+
+def _starts(name: str, p: Problem, t: Target) -> tuple[Schedule, ...]:
+    """Legal schedules of each number of products."""
+    a = GENERATED[name]
+    inner = inner_problem(a, p)
+    found = {s["products"]: s for s in a.defaults(inner, t)}
+    if name == "cpu_winograd":  # one product is legal, and never a default
+        found[1] = found[3].with_(products=1)
+    return tuple(found.values())
+
+
+def run_random(products: int, chunk: int) -> dict[str, Any]:
+    """Shapes with several batch sizes until a chunk's share of the problems has run."""
+    target, rng = Target.host("amx", harness.THREADS), random.Random(f"{products} {chunk}")
+    ran: Counter[str] = Counter()
+    failures, seen = [], set()
+    for number in range(10_000):
+        if sum(ran.values()) >= LEAST / CHUNKS:
+            break
+        p = harness.random_problem(rng)
+        names = able(p, target, products)
+        if not names:
+            continue
+        name = min(names, key=lambda name: ran[name])
+        a, batches = GENERATED[name], rng.sample(range(1, 20), BATCHES)
+        p = inner_problem(a, p).with_(n=max(batches))
+        start = next(s for s in _starts(name, p, target) if s["products"] == products)
+        s = start if number % 2 else a.space(p, target).sample(rng, start).with_(
+            products=products)
+        if s not in a.space(p, target):
+            s = start
+        print(harness.describe(a, p, target, s), batches)
+        try:
+            harness.check(a, p, target, s, number, [0, *batches] if number % 5 == 0 else batches)
+            fresh = {str(p.with_(n=n)) for n in batches} - seen
+            seen |= fresh
+            ran[name] += len(fresh)
+        except Mismatch as mismatch:
+            failures.append(str(mismatch))
+    return {"ran": ran, "failures": failures}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[int, dict[str, Any]]:
+    with ThreadPoolExecutor(CHUNKS) as pool:
+        jobs = {(products, chunk): pool.submit(in_process, "test_amx:run_random", products, chunk)
+                for products in PRODUCTS for chunk in range(CHUNKS)}
+        found: dict[int, dict[str, Any]] = {}
+        for (products, _), job in jobs.items():
+            one = found.setdefault(products, {"ran": Counter(), "failures": []})
+            one["ran"].update(job.result()["ran"])
+            one["failures"] += job.result()["failures"]
+    return found
+
+
+@needs_amx
+@pytest.mark.slow
+@pytest.mark.parametrize("products", PRODUCTS)
+def test_random_problems_stay_within_the_declared_error(outcomes: Any, products: int) -> None:
+    outcome = outcomes[products]
+    assert outcome["failures"] == []
+    assert sum(outcome["ran"].values()) >= LEAST
+    offering = [a.name for a in GENERATED.values()
+                if "products" in a.space(Problem.parse("n1c32h8w8k32r1s1_f32_forward")
+                                         if a.name == "cpu_pointwise" else Problem.parse(DEEP),
+                                         Target("cpu", "amx", 2)).tunables]
+    assert min(outcome["ran"][name] for name in offering) >= FLOOR
+
+
+# what a precision admits
+
+
+def planned(text: str, precision: str) -> Any:
+    target = Target("cpu", "amx", 2, l1=48 << 10, l2=2 << 20, l3=32 << 20)
+    return Planner(ALGORITHMS).plan(Problem.parse(text), target, max_error=PRECISIONS[precision],
+                                    bits=BITS[precision])
+
+
+def test_precision_decides_how_many_products() -> None:
+    assert planned(DEEP, "highest").schedule.get("products") in (0, 6)
+    high = planned(DEEP, "high")
+    assert high.schedule["products"] == 3
+    assert high.error <= PRECISIONS["high"]
+
+
+def test_a_caller_s_bound_decides_alone() -> None:
+    target = Target("cpu", "amx", 2, l1=48 << 10, l2=2 << 20, l3=32 << 20)
+    p, planner = Problem.parse(DEEP), Planner(ALGORITHMS)
+    assert planner.plan(p, target, max_error=1e-4).schedule["products"] == 3
+    assert planner.plan(p, target, max_error=1e-5).schedule["products"] in (0, 6)
+
+
+@needs_amx
+def test_explain_tells_what_another_precision_would_give() -> None:
+    text = str(tilewise.explain(DEEP, target=Target.host("amx", 2)))
+    assert "products keep 16 bits, need 24" in text
+    assert "products=3" in text
+
+
+# beside others
+
+
+def high(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return tilewise.conv2d(x, weight, padding=1, max_error=1e-4)
+
+
+def in_fork_and_beside_torch() -> list[float]:
+    """Errors of the unit's kernels: after torch's own, in many threads, and after a fork."""
+    import os
+    import threading
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 128, 28, 28), torch.randn(128, 128, 3, 3)
+    x = x.contiguous(memory_format=torch.channels_last)
+    exact = F.conv2d(x.double(), weight.double(), padding=1)
+
+    def error() -> float:
+        return float((high(x, weight) - exact).square().mean().sqrt()
+                     / exact.square().mean().sqrt())
+
+    def of_torch() -> float:
+        y = F.conv2d(x.bfloat16(), weight.bfloat16(), padding=1).double()
+        return float((y - exact).square().mean().sqrt() / exact.square().mean().sqrt()) / 1000
+
+    found = [run() for _ in range(3) for run in (error, of_torch)]
+    threads = [threading.Thread(target=lambda: found.extend(error() for _ in range(5)))
+               for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, str(error()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return [*found, float(os.read(read, 100))]
+
+
+@needs_amx
+def test_after_torch_in_threads_and_after_a_fork() -> None:
+    errors = in_process("test_amx:in_fork_and_beside_torch")
+    assert len(errors) == 6 + 20 + 1
+    assert max(errors) < 5e-5
+
+
+@needs_amx
+def test_the_unit_is_really_used() -> None:
+    target = Target.host("amx", 2)
+    p = Problem.parse("n2c128h28w28k128r3s3p1_f32_forward")
+    plan = Planner(ALGORITHMS).plan(p, target, max_error=1e-4)
+    assert plan.schedule["products"] == 3
