@@ -292,7 +292,7 @@ def _any_problem(rng: random.Random) -> Problem:
     padding = (0, 0, 0, 0) if bare else _padding(rng, *spans)
     h, w = (rng.choice((rng.randint(1, 9), rng.randint(1, 20), rng.randint(10, 70)))
             for _ in range(2))
-    epilogue = Epilogue(rng.random() < 0.5, rng.random() < 0.3, rng.choice((None, "relu")),
+    epilogue = Epilogue(rng.random() < 0.5, rng.random() < 0.3, rng.choice((None, "relu", "relu6")),
                         rng.choice((1, 1, 1, 2)))
     return Problem(rng.randint(0, 3), c, h, w, k, r, s, stride, padding, dilation, groups,
                    epilogue=epilogue)

@@ -37,6 +37,7 @@ PROBLEMS = tuple(map(Problem.parse, (
     "n1c3h15w17k64r3s3p1_f32_forward+bias+relu+pool2",
     "n1c6h9w9k10r3s3_f32_nchw_forward+pool3",
     "n1c16h8w8k16r3s3p1_f32_forward+bias+gelu",
+    "n1c16h8w8k16r3s3p1_f32_forward+bias+relu6+pool2",
     # every parameter differs between the two axes
     "n2c6h11w14k9r3s2u2x1p2x0d1x3_f32_forward+bias",
     "n1c4h7w6k5r2s3p0-1x2-0_f32_forward",
@@ -47,10 +48,12 @@ PROBLEMS = tuple(map(Problem.parse, (
     "n2c24h7w9k40r1s1_f32_forward+bias+relu",
     "n1c24h8w9k40r1s1u2_f32_nchw_forward",
     "n1c12h5w5k20r1s1p1_f32_forward+bias",
+    "n1c24h8w9k40r1s1_f32_forward+bias+residual+relu6",
     # groups and depthwise
     "n2c12h8w9k18r3s3p1g3_f32_forward+bias+relu",
     "n1c21h10w11k21r3s3p1g21_f32_forward+bias+residual",
     "n1c18h12w9k18r5s3u2p2x1g18_f32_nchw_forward",
+    "n1c21h10w11k21r3s3u2p0-1x0-1g21_f32_forward+bias+relu6",
     # sizes at the edge
     "n0c8h6w6k8r3s3p1_f32_forward+bias",
     "n3c1h1w1k1r1s1_f32_forward",
@@ -297,6 +300,6 @@ def close_enough(y: torch.Tensor, plan: Plan, algorithm: Algorithm, kind: str) -
     p = plan.problem
     error = rms(y.double() - expected(p, kind)) / max(scale(p, kind), 1e-30)
     assert error <= plan.error  # also fails where it is NaN
-    sums_only = p.epilogue.activation in (None, "relu")
+    sums_only = p.epilogue.activation in (None, "relu", "relu6")
     if kind == "integers" and algorithm.exact_on_integers and sums_only:
         assert torch.equal(y.double(), expected(p, kind))

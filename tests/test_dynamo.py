@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import tilewise  # noqa: F401  the backend is found by its entry point or by this import
 from tilewise.frontend import dynamo
@@ -63,6 +64,35 @@ def test_patterns_become_one_call(plain):
     with torch.no_grad():
         torch.compile(model, backend=capture)(torch.randn(1, 8, 8, 8))
     assert graphs == [[dynamo.convolve]]
+
+
+class Padded(nn.Module):
+    """As networks that came from TensorFlow are written."""
+
+    def __init__(self, pad, **options):
+        super().__init__()
+        self.conv, self.pad, self.options = nn.Conv2d(8, 8, 3, stride=2), pad, options
+
+    def forward(self, x):
+        return F.relu6(self.conv(F.pad(x, self.pad, **self.options)))
+
+
+@pytest.mark.parametrize("pad, options, calls", [
+    ((0, 1, 2, 3), {}, 1), ((1, 1), {}, 2), ((0, 1, -1, 1), {}, 2),
+    ((1, 1, 1, 1), {"mode": "reflect"}, 2), ((1, 1, 1, 1), {"value": 2.0}, 2)])
+def test_a_zero_padding_before_joins_the_convolution(pad, options, calls, plain):
+    model, x, targets = Padded(pad, **options).eval(), 9 * torch.randn(2, 8, 13, 13), []
+
+    def capture(graph, inputs):
+        dynamo.rewrite(graph)
+        targets.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    with torch.no_grad():
+        y, expected = torch.compile(model, backend=capture)(x), model(x)
+    assert error(y, expected) < 1e-5
+    assert expected.max() == 6
+    assert len(targets) == calls
 
 
 def test_batches_do_not_recompile_for_ever(plain, monkeypatch):

@@ -280,6 +280,15 @@ def test_the_fastest_way_to_run_a_model_is_returned(winner, monkeypatch):
             assert twin(x)["image"].is_contiguous()
 
 
+@pytest.mark.parametrize("act", [nn.ReLU6(), nn.Hardtanh(0.0, 6.0), nn.Hardtanh(0.0, 5.0)], ids=str)
+def test_relu6(act):
+    model, x = nn.Sequential(nn.Conv2d(8, 8, 3), act).eval(), 9 * torch.randn(2, 8, 9, 9)
+    fast = tilewise.optimize(model)
+    assert error(fast(x), model(x).double()) < 1e-5
+    (block,) = blocks(fast)
+    assert (block.activation == "relu6") == (type(act) is nn.ReLU6)
+
+
 class FunctionalDropout(nn.Module):
     def __init__(self):
         super().__init__()
@@ -332,6 +341,44 @@ def test_hooks_and_other_paddings_stay():
     fast, x = tilewise.optimize(model), torch.randn(1, 3, 8, 8)
     assert error(fast(x), model(x).double()) < 1e-5
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("factory", [lenet_a, vgg11_bn, resnet18], ids=lambda f: f.__name__)
+def test_the_original_is_released(factory):
+    torch.manual_seed(0)
+    model = settled(factory())
+    x, before = image(model), copy.deepcopy(model.state_dict())
+    held = sum(t.numel() for t in model.state_dict().values())
+    fast = tilewise.optimize(model, keep_original=False)
+    with torch.no_grad():
+        y, expected = fast(x), copy.deepcopy(model).double()(x.double())
+    assert error(y, expected) < 5e-6
+    assert error(copy.deepcopy(fast)(x), expected) < 5e-6
+    assert all(p.requires_grad for p in model.parameters()), "the original stays as it was"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in fast.modules())
+    assert sum(t.numel() for t in fast.state_dict().values()) <= held
+    convolutions = {m.weight.data_ptr(): m for m in model.modules() if isinstance(m, nn.Conv2d)}
+    normed = sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    shared = sum(t.data_ptr() in convolutions for t in fast.state_dict().values())
+    assert shared == len(convolutions) - normed, "what was folded is not held twice"
+
+
+def test_release_is_refused_where_it_is_not_safe():
+    with pytest.raises(tilewise.TilewiseError, match="can trace"):
+        tilewise.optimize(Branching().eval(), keep_original=False)
+    with pytest.raises(tilewise.TilewiseError, match="eval mode"):
+        tilewise.optimize(lenet_a(), keep_original=False)
+
+
+def test_prepared_weights_are_smaller_than_the_models():
+    MADE.clear()
+    model = MODELS["vgg16"]().eval()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    fast = tilewise.optimize(model)
+    with torch.no_grad():
+        fast(torch.randn(1, 3, 224, 224))
+    assert 0 < MADE.total < 1.2 * weights
 
 
 def test_measuring_needs_an_example():

@@ -96,14 +96,20 @@ def test_merging_keeps_the_faster_and_drops_nothing():
 
 
 def test_a_file_cut_at_every_byte_is_survived(tmp_path):
-    path = tmp_path / "wisdom.json"
-    wise().save(path)
+    path, three = tmp_path / "wisdom.json", wise()
+    for name in ("other", "third"):
+        three.entries[name] = Entry("vendor", 1, Schedule(), 1.0, three.versions)
+    three.save(path)
     whole = path.read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for cut in range(len(whole) - 2):  # without its last line break it is still whole
             path.write_bytes(whole[:cut])
             assert Wisdom(VERSIONS).load(path) == 0
+            wise().save(path)  # a torn file does not keep the next from being written
+            again = Wisdom(VERSIONS)
+            assert again.load(path) == 1
+            assert again.entries == wise().entries
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"format": 2, "entries": {}}',

@@ -17,7 +17,7 @@ MATRIX_PARTS = {0: 0, 1: 1, 3: 2, 6: 3}  # bfloat16 parts of a float, by the pro
 class CpuAlgorithm(Algorithm):
     """An algorithm whose kernel is a module of kernels/cpu with a `Geometry` and a `make`."""
 
-    fuses = frozenset({"bias", "residual", "relu"})
+    fuses = frozenset({"bias", "residual", "relu", "relu6"})
     kernel: str  # the module's name; imported when something is built
 
     def seen_by_kernel(self, p: Problem) -> Problem:

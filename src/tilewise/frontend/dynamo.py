@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from .ops import conv2d, conv2d_norm, output_shape, then, wants_gradient
-from .patterns import CONV2D, F_BATCH_NORM, Chain, arguments
+from .patterns import CONV2D, F_BATCH_NORM, Chain, arguments, padded_by
 
 NORM = ("running_mean", "running_var", "weight", "bias", "eps")
 
@@ -41,6 +41,7 @@ def rewrite(model: fx.GraphModule) -> int:
              if node.op == "call_function" and node.target is torch.conv2d]
     for node in found:
         _replace(model, node)
+    model.graph.eliminate_dead_code()
     model.graph.lint()
     model.recompile()
     return len(found)
@@ -48,6 +49,9 @@ def rewrite(model: fx.GraphModule) -> int:
 
 def _replace(model: fx.GraphModule, conv: fx.Node) -> None:
     options, chain = arguments(conv, CONV2D), Chain(model, conv)
+    before = padded_by(conv, options)
+    if before is not None:
+        options["input"], options["padding"] = before
     norm = {} if chain.norm is None else arguments(chain.norm, F_BATCH_NORM)
     with model.graph.inserting_after(chain.last):
         fused = model.graph.call_function(

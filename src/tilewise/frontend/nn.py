@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..runtime.weights import folded
+from ..runtime.weights import fold, folded
 from .ops import conv2d, output_shape
 
 
@@ -51,6 +52,18 @@ class Block(nn.Module):
             return self._step_by_step(self._convolve(x, weight, bias), residual)
         return self._convolve(x, weight, bias, residual=residual, activation=self.activation,
                               pool=self.pool)
+
+    def own(self) -> None:
+        """Replace the parts by one convolution of its own, the norm folded in for good."""
+        conv, norm = self._parts
+        weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+        if norm is not None:
+            weight, bias = fold(weight, bias, norm.running_mean, norm.running_var, norm.weight,
+                                norm.bias, norm.eps)
+        mine = copy.deepcopy(conv, {id(t): None for t in conv.parameters()})
+        mine.weight = nn.Parameter(weight, requires_grad=False)
+        mine.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._parts, self.conv = (mine, None), mine
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, **tail: Any) -> Tensor:
         conv = self._parts[0]

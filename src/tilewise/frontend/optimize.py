@@ -22,13 +22,17 @@ BLOCKS = "tilewise_blocks"
 
 
 def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
-             max_error: float | None = None) -> nn.Module:
+             max_error: float | None = None, keep_original: bool = True) -> nn.Module:
     """The same model, its convolutions and what follows them run by tilewise.
 
     Parameters and buffers are shared with the original, and the state_dict is the same. With an
     `example` (a tensor or a tuple of arguments) everything is planned and compiled at once;
     effort="measure" then also times the candidates of every layer, and the whole model beside the
     original, which is what is returned where nothing is faster.
+
+    With keep_original=False batch norms are folded into their convolutions for good, and the
+    result holds nothing else of the original: less memory, but it cannot be trained, has another
+    state_dict and does not follow changes of the original's weights.
 
     >>> fast = optimize(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval())
     >>> fast(torch.randn(1, 3, 16, 16)).shape
@@ -39,18 +43,44 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
                             "optimize(model, example, effort=...)")
     twin = sharing_copy(model)
     graph = _trace(twin)
+    if not keep_original:
+        _check_release(model, graph)
     if graph is None:
         _rewrite_parts(twin, max_error, set())
         result = twin
     else:
         result = _rewritten(twin, graph, max_error)
+        if not keep_original:
+            _release(result)
     result.train(model.training)
     if example is None:
         return result
     if graph is None:
         result = _channels_last_if_it_can(result, example)
     tune(result, example, effort, max_error)
-    return result if effort == "estimate" else fastest(model, result, example)
+    if effort == "estimate" or not keep_original:
+        return result
+    return fastest(model, result, example)
+
+
+def _check_release(model: nn.Module, graph: fx.Graph | None) -> None:
+    if graph is None:
+        raise TilewiseError("keep_original is False, needs a model that torch.fx can trace: others "
+                            "may still use the modules that would be released")
+    if model.training:
+        raise TilewiseError("keep_original is False, needs a model in eval mode: what is folded "
+                            "cannot be trained")
+
+
+def _release(model: fx.GraphModule) -> None:
+    """Let go of every module that the graph does not call."""
+    for block in model.get_submodule(BLOCKS).children():
+        block.own()
+    model.delete_all_unused_submodules()
+    used = {node.target for node in model.graph.nodes if node.op == "get_attr"}
+    for tensors in (model._parameters, model._buffers):
+        for name in set(tensors) - used:
+            del tensors[name]
 
 
 # models that cannot be traced: part by part

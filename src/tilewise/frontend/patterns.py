@@ -1,4 +1,4 @@
-"""conv (+ batch norm) (+ add) (+ relu) (+ 2x2 max-pool) in a traced graph."""
+"""(pad +) conv (+ batch norm) (+ add) (+ relu) (+ 2x2 max-pool) in a traced graph."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 RELUS = {F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_"}
+PADS = {F.pad, torch._C._nn.pad}  # Dynamo sees through the first
+CLAMPS = {F.hardtanh, F.hardtanh_}  # what relu6 is to torch
 POOLS = {F.max_pool2d, torch.max_pool2d}
 TWO_BY_TWO = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False,
               "return_indices": False}
@@ -58,10 +60,13 @@ class Chain:
 
     def _relu(self, user: fx.Node) -> bool:
         module = module_of(self.model, user)
-        found = type(module) is nn.ReLU or (
-            user.target in RELUS and len(user.args) == 1 and set(user.kwargs) <= {"inplace"})
-        self.activation = "relu" if found else None
-        return found
+        if type(module) is nn.ReLU or (user.target in RELUS and len(user.args) == 1
+                                       and set(user.kwargs) <= {"inplace"}):
+            self.activation = "relu"
+        elif type(module) is nn.ReLU6 or user.target is F.relu6 or (
+                user.target in CLAMPS and _is_relu6(arguments(user, F_HARDTANH))):
+            self.activation = "relu6"
+        return self.activation is not None
 
     def _pool(self, user: fx.Node) -> bool:
         module, options = module_of(self.model, user), {}
@@ -91,6 +96,30 @@ F_MAX_POOL = {"input": None, "kernel_size": 2, "stride": None, "padding": 0, "di
               "ceil_mode": False, "return_indices": False}
 CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1,
           "groups": 1}
+
+
+F_HARDTANH = {"input": None, "min_val": -1.0, "max_val": 1.0, "inplace": False}
+F_PAD = {"input": None, "pad": None, "mode": "constant", "value": None}
+
+
+def padded_by(conv: fx.Node, options: dict[str, Any]) -> tuple[fx.Node, list[int]] | None:
+    """What a zero padding before the convolution pads, and (top, bottom, left, right) of it."""
+    node = options["input"]
+    if not isinstance(node, fx.Node) or node.target not in PADS or len(node.users) != 1:
+        return None
+    found = arguments(node, F_PAD)
+    sides = found["pad"] if isinstance(found["pad"], tuple | list) else ()
+    plain = (found["mode"], found["value"] or 0) == ("constant", 0)
+    if not plain or len(sides) != 4 or not all(type(side) is int and side >= 0 for side in sides):
+        return None
+    if _one(options["padding"]) != 0:
+        return None
+    left, right, top, bottom = sides
+    return found["input"], [top, bottom, left, right]
+
+
+def _is_relu6(options: dict[str, Any]) -> bool:
+    return (options["min_val"], options["max_val"]) == (0, 6)
 
 
 def arguments(node: fx.Node, defaults: dict[str, Any]) -> dict[str, Any]:

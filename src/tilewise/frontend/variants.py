@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx, nn
 
 from ..planner.measure import interleaved
-from .dynamo import has_compiler
+from .dynamo import has_compiler, tilewise
 from .layout import inside
 from .tuning import evaluating
 
@@ -41,7 +41,7 @@ def _others(ours: nn.Module) -> list[Callable[[nn.Module], nn.Module]]:
 
 def _compiled(model: nn.Module) -> nn.Module:
     twin = inside(sharing_copy(model))
-    twin.compile(backend="tilewise")  # saved and copied without what was compiled
+    twin.compile(backend=tilewise)  # saved and copied without what was compiled
     return twin
 
 

@@ -92,13 +92,14 @@ def folded(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
     """Weight and bias of one convolution that also does the batch norm behind it."""
     sources = (weight, bias, mean, variance, scale, shift)
     found: tuple[Tensor, Tensor] = made_once(
-        ("fold", eps), lambda: _fold(weight, bias, mean, variance, scale, shift, eps), *sources)
+        ("fold", eps), lambda: fold(weight, bias, mean, variance, scale, shift, eps), *sources)
     return found
 
 
 @torch.no_grad()
-def _fold(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
-          scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def fold(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
+         scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """A batch norm in eval mode, multiplied into weight and bias in float64."""
     factor = (variance.double() + eps).rsqrt()
     factor = factor if scale is None else factor * scale.double()
     offset = -mean.double() if bias is None else bias.double() - mean.double()

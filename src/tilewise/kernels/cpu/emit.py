@@ -118,6 +118,11 @@ class Vector(Value):
         keep = self.f.ll.fcmp_ordered(">", self.ir, other.ir)
         return Vector(self.f, self.f.ll.select(keep, self.ir, other.ir))
 
+    def minimum(self, other: Vector) -> Vector:
+        """The smaller; where `other` is NaN, NaN."""
+        keep = self.f.ll.fcmp_ordered("<", self.ir, other.ir)
+        return Vector(self.f, self.f.ll.select(keep, self.ir, other.ir))
+
     def maximum_or_nan(self, other: Vector) -> Vector:
         """The larger; where either is NaN, NaN."""
         keep = self.f.ll.fcmp_unordered("ugt", self.ir, other.ir)  # also where self is NaN

@@ -28,6 +28,8 @@ def pool(window: list[Vector]) -> Vector:
 
 def activate(f: Function, value: Vector, epilogue: Epilogue) -> Vector:
     """The activation; NaN stays NaN, as in torch."""
-    if epilogue.activation == "relu":
-        return f.vector(0.0, value.lanes).maximum(value)
+    if epilogue.activation in ("relu", "relu6"):
+        value = f.vector(0.0, value.lanes).maximum(value)
+    if epilogue.activation == "relu6":
+        value = f.vector(6.0, value.lanes).minimum(value)
     return value
