@@ -7,3 +7,6 @@ import tempfile
 if "TILEWISE_CACHE_DIR" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="tilewise-tests-", ignore_cleanup_errors=True)
     os.environ["TILEWISE_CACHE_DIR"] = _cache.name
+
+# Interpreting and compiling GPU kernels cannot share a process: `.ci/run` names them one by one.
+collect_ignore = ["gpu"]

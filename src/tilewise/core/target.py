@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from .errors import TilewiseError
+from .gpu import GPUS, architecture
 from .isa import ISA, Isa, available
 
 
@@ -47,7 +48,9 @@ class Target:
 
     @property
     def peak(self) -> float:
-        """Multiply-add limit of all threads in operations a second."""
+        """Multiply-add limit of all threads, or of a GPU in fp32, in operations a second."""
+        if self.device == "cuda":
+            return GPUS[self.isa].fp32 if self.isa in GPUS else 1e13
         return self.core_peak * self.threads
 
     def with_(self, **changes: object) -> Target:
@@ -55,7 +58,23 @@ class Target:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
+        if self.device == "cuda":
+            return f"{self.device}:{self.isa}"
         return f"{self.device}:{self.isa}:t{self.threads}"
+
+    @staticmethod
+    def gpu(name: str) -> Target:
+        """A GPU by its architecture, which need not be present; torch calls ROCm cuda as well.
+
+        >>> str(Target.gpu("sm_90"))
+        'cuda:sm_90'
+        """
+        name = architecture(name)
+        row = GPUS.get(name)
+        if row is None:  # nothing is known of it: torch's own convolution serves it
+            return Target("cuda", name, 1)
+        return Target("cuda", name, 1, l1=row.shared, l2=row.l2, l3=row.l2,
+                      bandwidth=row.bandwidth)
 
     @staticmethod
     def host(isa: str | None = None, threads: int | None = None) -> Target:

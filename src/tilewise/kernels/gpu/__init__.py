@@ -1,0 +1,1 @@
+"""Triton kernels, channels-last; importing a module of this package imports Triton."""

@@ -1,0 +1,12 @@
+"""Kernels run in Triton's interpreter, on the CPU; TRITON_INTERPRET must be set from outside."""
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    raise pytest.UsageError("run these as: TRITON_INTERPRET=1 pytest tests/gpu/interpreted")
+
+import interpreter
+
+interpreter.install()

@@ -1,0 +1,190 @@
+"""Triton's interpreter made honest: products as the hardware makes them, and memory watched.
+
+By itself it multiplies bfloat16 as integers, cuts where it should round, ignores the precision of
+a product, and lets reads outside a tensor pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
+
+PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
+
+
+class MemoryFault(AssertionError):
+    """A program read or wrote what it must not."""
+
+
+# numbers
+
+
+def rounded(x: np.ndarray, bits: int) -> np.ndarray:
+    """float32 without its last bits, to the nearest, ties to even; what is not finite stays."""
+    whole = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    half = np.uint64((1 << (bits - 1)) - 1) + ((whole >> np.uint64(bits)) & np.uint64(1))
+    kept = ((whole + half) >> np.uint64(bits)) << np.uint64(bits)
+    return np.where(np.isfinite(x), kept.astype(np.uint32).view(np.float32), x)
+
+
+def cut(x: np.ndarray, bits: int) -> np.ndarray:
+    """float32 without its last bits, as matrix units read it."""
+    return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> bits << bits).view(np.float32)
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    return (rounded(x, 16).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def parts(x: np.ndarray, bits: int, count: int) -> list[np.ndarray]:
+    """x as a sum of shorter numbers."""
+    found = []
+    for _ in range(count):
+        found.append(rounded(x, bits))
+        x = x - found[-1]
+    return found
+
+
+def product(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
+    """a @ b of float32 as Triton makes it in each precision."""
+    if precision == "ieee":
+        return np.matmul(a, b)
+    if precision == "tf32":
+        return np.matmul(cut(a, 13), cut(b, 13))
+    count = 3 if precision == "bf16x6" else 2
+    bits = 13 if precision == "tf32x3" else 16
+    left, right = parts(a, bits, count), parts(b, bits, count)
+    pairs = [(i, j) for i in range(count) for j in range(count) if i + j < count]
+    return sum(np.matmul(left[i], right[j]) for i, j in sorted(pairs, key=sum, reverse=True))
+
+
+def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, imprecise: Any) -> Any:
+    def wide(handle: Any) -> np.ndarray:
+        if handle.dtype.scalar == tl.bfloat16:
+            return from_bf16(handle.data)
+        return handle.data.astype(np.float32)
+
+    precision = str(input_precision).rpartition(".")[2].lower()
+    if a.dtype.scalar != tl.float32:
+        if a.data.shape[-1] < 16:
+            raise ValueError("the compiler rejects fp16 products over fewer than 16 terms")
+        precision = "ieee"  # fp16 and bf16 products are exact in float32
+    return TensorHandle(product(wide(a), wide(b), precision) + d.data, d.dtype.scalar)
+
+
+def cast_impl(self: Any, source: Any, kind: Any) -> Any:
+    before, after = source.dtype.scalar, kind.scalar
+    if before == tl.bfloat16 and after == tl.float32:
+        return TensorHandle(from_bf16(source.data), after)
+    if before == tl.float32 and after == tl.bfloat16:
+        return TensorHandle(to_bf16(source.data), after)
+    assert tl.bfloat16 not in (before, after), f"no honest cast from {before} to {after}"
+    return TensorHandle(source.data.astype(interpreter._get_np_dtype(kind)), after)
+
+
+# memory
+
+
+NOBODY, MANY = -1, -2
+
+
+class Watch:
+    """Which program read and wrote each element of the tensors of one launch."""
+
+    def __init__(self) -> None:
+        self.first: np.ndarray = np.zeros(0, np.int64)
+        self.seen: set[int] = set()
+
+    def begin(self, tensors: list[Any]) -> None:
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        spans = sorted(storages.items())
+        self.first = np.array([start for start, _ in spans], np.int64)
+        self.last = np.array([start + size for start, size in spans], np.int64)
+        self.offset = np.concatenate([[0], np.cumsum([size for _, size in spans])])
+        self.writer = np.full(self.offset[-1], NOBODY, np.int64)
+        self.reader = self.writer.copy()
+        self.seen = set()
+
+    def check(self, kind: str, pointers: Any, mask: Any) -> None:
+        live = np.broadcast_to(mask.data, pointers.data.shape).ravel().astype(bool)
+        places = pointers.data.ravel()[live].astype(np.int64)
+        if not places.size:
+            return
+        width = pointers.get_element_ty().primitive_bitwidth // 8
+        tensor = np.searchsorted(self.first, places, side="right") - 1
+        outside = (tensor < 0) | (places + width > self.last[tensor])
+        if outside.any():
+            raise MemoryFault(f"{kind}: {int(outside.sum())} of {places.size} outside all tensors")
+        at = places - self.first[tensor] + self.offset[tensor]
+        me = self._program()
+        getattr(self, kind)(at, me)
+
+    def load(self, at: np.ndarray, me: int) -> None:
+        if np.isin(self.writer[at], (NOBODY, me), invert=True).any():
+            raise MemoryFault("load: reads what another program writes")
+        readers = self.reader[at]
+        self.reader[at] = np.where((readers == NOBODY) | (readers == me), me, MANY)
+
+    def store(self, at: np.ndarray, me: int) -> None:
+        if np.unique(at).size != at.size:
+            raise MemoryFault("store: one program writes a place twice at once")
+        for owner, deed in ((self.writer, "writes"), (self.reader, "reads")):
+            if np.isin(owner[at], (NOBODY, me), invert=True).any():
+                raise MemoryFault(f"store: writes what another program {deed}")
+        self.writer[at] = me
+
+    def atomic(self, at: np.ndarray, me: int) -> None:
+        """Any number of programs may add to a place; nobody else may touch it."""
+        if (self.writer[at] != NOBODY).any() or (self.reader[at] != NOBODY).any():
+            raise MemoryFault("atomic: adds to what is also read or written")
+
+    def _program(self) -> int:
+        x, y, z = (int(i) for i in interpreter_builder.grid_idx)
+        program = (z << 42) + (y << 21) + x
+        self.seen.add(program)
+        return program
+
+
+WATCH = Watch()
+
+
+def _watched(kind: str, name: str, pointer: int, mask: int) -> None:
+    plain = getattr(InterpreterBuilder, name)
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        WATCH.check(kind, args[pointer], args[mask])
+        return plain(self, *args, **options)
+
+    setattr(InterpreterBuilder, name, call)
+
+
+def _begin(plain: Any) -> Any:
+    def init(self: Any, args: Any, options: Any) -> Any:
+        placed = plain(self, args, options)
+        WATCH.begin([t for t in (*placed[0], *placed[1].values()) if hasattr(t, "data_ptr")])
+        return placed
+
+    return init
+
+
+def install() -> None:
+    """Once a process, before the first launch."""
+    InterpreterBuilder.create_dot = create_dot
+    InterpreterBuilder.cast_impl = cast_impl
+    # checks for integer overflow double the time, and the problems here are small
+    interpreter_builder.options = dataclasses.replace(
+        interpreter_builder.options, allowed_dot_input_precisions=PRECISIONS,
+        sanitize_overflow=False)
+    _watched("load", "create_masked_load", 0, 1)
+    _watched("store", "create_masked_store", 0, 2)
+    _watched("atomic", "create_atomic_rmw", 1, 3)
+    interpreter.GridExecutor._init_args_hst = _begin(interpreter.GridExecutor._init_args_hst)
