@@ -10,6 +10,7 @@ from .cpu_winograd_weight import CpuWinogradWeight
 from .filter_direct import FilterDirect
 from .filter_fft import FilterFft
 from .filter_separable import FilterSeparable
+from .gpu_implicit_gemm import GpuImplicitGemm
 from .reference import Reference
 from .vendor import Vendor
 
@@ -20,6 +21,11 @@ ALGORITHMS: list[Algorithm] = [
     CpuPixels(),
     CpuDirect(),
     CpuWinogradWeight(),
+    GpuImplicitGemm(),
+    GpuImplicitGemm("bf16x6"),
+    GpuImplicitGemm("tf32x3"),
+    GpuImplicitGemm("bf16x3"),
+    GpuImplicitGemm("tf32"),
     Vendor(),
     Reference(),
 ]

@@ -21,6 +21,7 @@ CUT = {"ieee": 0.0, "tf32": 1.5 * 2.0 ** -10, "tf32x3": 2.0 ** -20, "bf16x3": 2.
 class GpuAlgorithm(Algorithm):
     """Triton kernels; on float32 one precision of tl.dot each, so that each has its own error."""
 
+    device = "cuda"
     directions = frozenset(DIRECTIONS)
     fuses = frozenset({"bias", "residual", "relu", "pool2"})
     takes = "tensors"

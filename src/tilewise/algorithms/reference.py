@@ -14,6 +14,7 @@ class Reference(Algorithm):
     """Sums shifted inputs in float64; exact to the last rounding and slow."""
 
     name = "reference"
+    device = None
     directions = frozenset(DIRECTIONS)
     fuses = frozenset({"bias", "residual", "relu"})
     layouts = frozenset({"nhwc", "nchw"})

@@ -15,6 +15,7 @@ class Vendor(Algorithm):
     """Whatever torch runs: oneDNN on x86, cuDNN on NVIDIA."""
 
     name = "vendor"
+    device = None
     directions = frozenset(DIRECTIONS)
     fuses = frozenset({"bias"})
     layouts = frozenset({"nhwc", "nchw"})

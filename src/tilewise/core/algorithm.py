@@ -24,6 +24,7 @@ class Algorithm:
     fuses: frozenset[str] = frozenset()  # epilogue steps done inside the kernel
     directions: frozenset[str] = frozenset({"forward"})  # what the kernel computes
     layouts: frozenset[str] = frozenset({"nhwc"})  # what the kernel reads and writes
+    device: str | None = "cpu"  # where it runs; None: wherever torch does
     baseline: bool = False  # what runs where nothing better is known
     takes: str = "addresses"  # or "tensors": what the built function is called with
     exact_on_integers: bool = True  # sums products of the inputs themselves, nothing scaled

@@ -30,8 +30,10 @@ def set_cache_limit(kernels: int | None = None, executables: int | None = None) 
         ENGINE.executables.limit = executables
 
 
-def algorithms(direction: str = "forward") -> list[str]:
+def algorithms(direction: str = "forward", device: str = "cpu") -> list[str]:
     """Names of the algorithms that `conv2d` can use, in the order in which they are asked.
+
+    Device "cuda" stands for NVIDIA's GPUs and for AMD's, as in torch.
 
     With "backward_weight", those for gradients of weights; gradients of inputs are computed by
     those of the forward direction.
@@ -40,4 +42,4 @@ def algorithms(direction: str = "forward") -> list[str]:
     (True, True)
     """
     return [algorithm.name for algorithm in ENGINE.planner.algorithms
-            if direction in algorithm.directions]
+            if direction in algorithm.directions and algorithm.device in (None, device)]
