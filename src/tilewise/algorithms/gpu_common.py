@@ -16,6 +16,7 @@ LAUNCH = 8e-6  # seconds to start a kernel from Python
 # error of a product of operands that were cut to the matrix units' types, before any sum
 CUT = {"ieee": 0.0, "tf32": 1.5 * 2.0 ** -10, "tf32x3": 2.0 ** -20, "bf16x3": 2.0 ** -15,
        "bf16x6": 2.0 ** -22}
+BITS = {"ieee": 24, "tf32": 11, "tf32x3": 22, "bf16x3": 16, "bf16x6": 24}
 
 
 class GpuAlgorithm(Algorithm):
@@ -55,6 +56,9 @@ class GpuAlgorithm(Algorithm):
         if largest >= MOST_ELEMENTS:
             found.append(f"the largest tensor has {largest} elements, needs fewer than 2**31")
         return found
+
+    def bits(self, s: Schedule) -> int:
+        return BITS[self.precision]
 
     def sum_error(self, terms: int, dtype: str) -> float:
         """Of sums of so many products; matrix units cut where others round, every 8 terms."""

@@ -27,7 +27,7 @@ class GpuImplicitGemm(GpuAlgorithm):
         return self.reasons(p, t)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return self.sum_error(p.terms, p.dtype)
+        return self.sum_error(math.ceil(p.terms / split(p, t, s)), p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         table = rows(p.direction, self.kind(p), t.isa)

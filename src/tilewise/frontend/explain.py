@@ -79,7 +79,8 @@ def explain(subject: str | Problem | nn.Module, example: Any = None, *,
 def _explain_problem(p: Problem, t: Target, max_error: float | None,
                      effort: str) -> Explanation:
     here = {a.name for a in ENGINE.planner.algorithms if a.device in (None, t.device)}
-    asked = ENGINE.planner.candidates(p, t, ENGINE.admitted(max_error), ENGINE.bits(max_error))
+    asked = ENGINE.planner.candidates(p, t, ENGINE.admitted(max_error, p, t),
+                                      ENGINE.bits(max_error, p, t))
     found = [candidate for candidate in asked if candidate.algorithm in here]
     if effort in ("measure", "exhaustive"):
         found = _measured(found)

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from ..algorithms import ALGORITHMS
 from ..core.errors import InvalidProblem
 from ..core.problem import Epilogue, Problem
-from ..core.target import Target
 from ..kernels.cpu.masks import pixel_bytes
 from ..runtime.engine import DTYPES, Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import folded, prepared
+from .devices import target_of
 from .gradients import by_engine, by_torch
 
 ENGINE = Engine(ALGORITHMS)
@@ -199,12 +199,6 @@ def problem_of(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     if residual is not None and residual.shape != shape:
         raise InvalidProblem(f"residual has shape {tuple(residual.shape)}, needs {shape}")
     return p
-
-
-def target_of(x: Tensor) -> Target:
-    """The machine that holds a tensor."""
-    host = Target.host(threads=torch.get_num_threads())
-    return host if x.is_cpu else host.with_(device=x.device.type)
 
 
 def _signature(tensor: Tensor | None) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ..core.algorithm import Algorithm
+from ..core.errors import TilewiseError
 from ..core.lru import Lru
 from ..core.plan import Plan
 from ..core.problem import Problem
@@ -22,6 +23,9 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16,
 # the largest error that each of torch.set_float32_matmul_precision's settings admits
 PRECISIONS = {"highest": 2e-5, "high": 2e-4, "medium": 2e-2}
 BITS = {"highest": 24, "high": 16, "medium": 8}  # that products keep, as torch describes them
+# on GPUs, torch's "high" also means tf32
+GPU_PRECISIONS, GPU_BITS = {**PRECISIONS, "high": 2e-3}, {**BITS, "high": 11}
+HALVES = {"f16": 4e-3, "bf16": 2e-2}  # storing a result in them errs by 2**-11 and 2**-8 alone
 
 
 class Engine:
@@ -39,18 +43,22 @@ class Engine:
         """The best plan within the error that the caller, or torch's setting, admits."""
         if not self._read_wisdom:
             self.load_wisdom(default_path())
-        return self.planner.plan(p, t, effort, algorithm, max_error=self.admitted(max_error),
-                                 bits=self.bits(max_error))
+        return self.planner.plan(p, t, effort, algorithm, max_error=self.admitted(max_error, p, t),
+                                 bits=self.bits(max_error, p, t))
 
-    def admitted(self, max_error: float | None) -> float:
+    def admitted(self, max_error: float | None, p: Problem, t: Target) -> float:
         """The error bound in force: the caller's, or that of torch's precision setting."""
         if max_error is not None:
             return max_error
-        return PRECISIONS[torch.get_float32_matmul_precision()]
+        table = GPU_PRECISIONS if t.device == "cuda" else PRECISIONS
+        return max(table[torch.get_float32_matmul_precision()], HALVES.get(p.dtype, 0.0))
 
-    def bits(self, max_error: float | None) -> int:
+    def bits(self, max_error: float | None, p: Problem, t: Target) -> int:
         """The bits that products must keep: as torch's setting says, unless the caller bounds."""
-        return BITS[torch.get_float32_matmul_precision()] if max_error is None else 0
+        if max_error is not None or p.dtype in HALVES:
+            return 0
+        table = GPU_BITS if t.device == "cuda" else BITS
+        return table[torch.get_float32_matmul_precision()]
 
     def load_wisdom(self, path: Path) -> int:
         """Merge a file of plans; what was planned without it is planned anew."""
@@ -70,9 +78,27 @@ class Engine:
 
     def start(self, plan: Plan) -> Callable[[], object]:
         """The plan on random data, ready to be timed."""
-        run, args = self.build(plan), random_operands(plan.problem)
+        device, args = plan.target.device, random_operands(plan.problem)
+        if device == "cuda":
+            return self._start_on_gpu(plan, args)
+        run = self.build(plan)
         weight = run.prepare(args[1])
         return lambda: run(args[0], weight, *args[2:])
+
+    def _start_on_gpu(self, plan: Plan, args: tuple[torch.Tensor, ...]) -> Callable[[], object]:
+        """A call that ends when the GPU has ended."""
+        if not torch.cuda.is_available():
+            raise TilewiseError(f"timing on {plan.target} needs a GPU and its driver; torch finds "
+                                "none on this machine")
+        x, weight, *rest = (None if arg is None else arg.cuda() for arg in args)
+        run = self.build(plan)
+        ready = run.prepare(weight)
+
+        def call() -> None:
+            run(x, ready, *rest)
+            torch.cuda.synchronize()
+
+        return call
 
 
 def random_operands(p: Problem, seed: int = 0) -> tuple[torch.Tensor, ...]:

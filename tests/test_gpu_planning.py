@@ -1,0 +1,167 @@
+"""Plans for GPUs on a machine without one, without Triton and without a driver."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from harness import random_problem
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import tilewise
+from tilewise import Problem, Target, TilewiseError
+from tilewise.algorithms import ALGORITHMS
+from tilewise.algorithms.gpu_table import KINDS, TABLE, rows
+from tilewise.core.gpu import GPUS
+from tilewise.frontend import devices
+from tilewise.frontend.ops import ENGINE
+
+GPU = [a for a in ALGORITHMS if a.device == "cuda"]
+DIRECTIONS = ("forward", "backward_data", "backward_weight")
+LAYER = "n8c64h56w56k128r3s3p1_{}_{}"
+each_gpu = pytest.mark.parametrize("gpu", GPUS)
+
+
+def test_importing_tilewise_does_not_import_triton():
+    code = ("import sys, tilewise, torch\n"
+            "gpu = tilewise.Target.gpu('sm_90')\n"
+            "tilewise.explain('n1c8h8w8k8r3s3p1_f16_forward', target=gpu)\n"
+            "tilewise.conv2d(torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3))\n"
+            "tilewise.optimize(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3)))\n"
+            "assert not [name for name in sys.modules if name.split('.')[0] == 'triton']\n"
+            "assert 'tilewise.kernels.gpu' not in sys.modules\n")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@each_gpu
+@pytest.mark.parametrize("algorithm", GPU, ids=lambda a: a.name)
+def test_every_default_is_legal_and_costs_something(gpu, algorithm):
+    rng, t, planned = random.Random(gpu), Target.gpu(gpu), 0
+    for _ in range(60):
+        p = random_problem(rng, flops=1e9).with_(
+            dtype=rng.choice(("f32", "f16", "bf16")), direction=rng.choice(DIRECTIONS))
+        if p.direction != "forward":
+            p = p.with_(epilogue=tilewise.Epilogue())
+        if algorithm.reject(p, t):
+            continue
+        s = algorithm.default(p, t)
+        assert s in algorithm.space(p, t)
+        assert 0 < algorithm.error(p, t, s) < 0.02
+        assert 0 < algorithm.cost(p, t, s) < math.inf
+        assert algorithm.workspace(p, t, s) >= 0
+        planned += 1
+    assert planned >= 5 or algorithm.precision not in GPUS[gpu].precisions
+
+
+def test_few_channels_are_taken_flat():
+    for text, flat in (("n8c3h64w64k64r3s3p1_f16_forward", True), (LAYER.format("f16", "forward"),
+                                                                  False)):
+        plan = ENGINE.plan(Problem.parse(text), Target.gpu("sm_90"), algorithm="gpu_implicit_gemm")
+        assert plan.schedule.flat is flat
+
+
+@each_gpu
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_table_has_every_product_of_the_gpu(gpu, direction):
+    have = {kind for kind in KINDS if rows(direction, kind, gpu)}
+    assert have == {"half", *GPUS[gpu].precisions}
+    assert {name for name, *_ in TABLE[direction]} == set(KINDS)
+    for kind in have:
+        assert {row.flat for row in rows(direction, kind, gpu)} == {False, True}
+
+
+@pytest.mark.parametrize("setting, admitted, refused", [
+    ("highest", "gpu_implicit_gemm", "gpu_implicit_gemm_tf32"),
+    ("high", "gpu_implicit_gemm_tf32", "none"),
+])
+def test_torchs_precision_setting_decides_which_products_may_be_used(setting, admitted, refused):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(setting)
+    try:
+        found = {c.algorithm: c for c in tilewise.explain(
+            LAYER.format("f32", "forward"), target=Target.gpu("sm_90")).candidates}
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found[admitted].plan
+    assert refused not in found or "products keep 11 bits" in "; ".join(found[refused].reasons)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_types_are_admitted_whatever_the_setting(dtype):
+    found = tilewise.explain(LAYER.format(dtype, "forward"), target=Target.gpu("sm_90")).candidates
+    plans = {c.algorithm for c in found if c.plan}
+    assert {"vendor", "gpu_implicit_gemm"} <= plans
+
+
+def test_amd_has_no_tf32():
+    found = {c.algorithm: c for c in tilewise.explain(
+        LAYER.format("f32", "forward"), target=Target.gpu("gfx942")).candidates}
+    assert "needs one that gfx942 has" in found["gpu_implicit_gemm_tf32x3"].reasons[0]
+    assert found["gpu_implicit_gemm_bf16x6"].plan
+
+
+def test_unknown_architectures_are_torchs():
+    plan = ENGINE.plan(Problem.parse(LAYER.format("f16", "forward")), Target.gpu("sm_75"))
+    assert plan.algorithm == "vendor"
+    assert str(plan.target) == "cuda:sm_75"
+
+
+def test_too_large_tensors_are_refused():
+    p = Problem.parse("n4096c64h224w224k64r3s3p1_f16_forward")
+    assert "fewer than 2**31" in GPU[0].reject(p, Target.gpu("sm_90"))[0]
+
+
+def test_timing_without_a_driver_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("there is a driver")
+    with pytest.raises(TilewiseError, match="needs a GPU and its driver"):
+        tilewise.explain(LAYER.format("f16", "forward"), target=Target.gpu("sm_90"),
+                         effort="measure")
+
+
+@pytest.mark.parametrize("found, hip, name", [
+    (SimpleNamespace(major=9, minor=0), None, "cuda:sm_90"),
+    (SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-"), "6.3", "cuda:gfx942"),
+    (SimpleNamespace(major=7, minor=5), None, "cuda:sm_75"),
+])
+def test_a_tensor_names_its_gpu(found, hip, name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(devices, "find_spec", lambda name: object())
+    devices._gpu.cache_clear()
+    try:
+        assert str(devices.target_of(_fake("cuda"))) == name
+        monkeypatch.setattr(devices, "find_spec", lambda name: None)
+        devices._gpu.cache_clear()
+        assert "without triton" in str(devices.target_of(_fake("cuda")))
+    finally:
+        devices._gpu.cache_clear()
+
+
+def _fake(device: str) -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.empty(2, 8, 12, 12, device=device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_fake_tensors_on_a_gpu_pass_through(dtype, layout):
+    with FakeTensorMode():
+        x = torch.empty(2, 8, 12, 12, device="cuda", dtype=dtype).to(memory_format=layout)
+        weight = torch.empty(16, 8, 3, 3, device="cuda", dtype=dtype)
+        y = tilewise.conv2d(x, weight, padding=1, activation="relu", pool=2)
+        assert y.device.type == "cuda"
+        assert y.shape == (2, 16, 6, 6)
+        assert y.dtype == dtype
+        assert y.is_contiguous(memory_format=layout)
+        # called by its name: without a driver, torch aborts at any autograd.Function on a GPU
+        grads = torch.ops.tilewise.conv2d_backward(
+            torch.empty(2, 16, 12, 12, device="cuda", dtype=dtype), x, weight, None, [1, 1],
+            [1, 1, 1, 1], [1, 1], 1, None, 1, [True, True, True, False], None)
+        assert [g.shape for g in grads[:3]] == [x.shape, weight.shape, (16,)]
+        assert {g.device.type for g in grads} == {"cuda"}
