@@ -53,9 +53,8 @@ def draw(rng: random.Random) -> str:
 def losses(text: str, target: tilewise.Target, rounds: int) -> tuple[dict[str, float], str, str]:
     """Seconds of every candidate, and what "measure" and "estimate" chose."""
     p = tilewise.Problem.parse(text)
-    plans = [c.plan for c in ENGINE.planner.candidates(
-        p, target, ENGINE.admitted(None, p, target))
-             if c.plan and c.algorithm != "reference"]
+    found = ENGINE.planner.candidates(p, target, ENGINE.admitted(None, p, target))
+    plans = [c.plan for c in found if c.plan and c.algorithm != "reference"]
     estimated = plans[0].algorithm
     chosen = ENGINE.plan(p, target, "measure").algorithm
     times = interleaved([ENGINE.start(plan) for plan in plans], rounds, 0.004, 3)
