@@ -14,12 +14,13 @@ from training_sets import folder_set, idx_set, stripes, write_idx
 
 import tilewise
 from tilewise import TilewiseError
+from tilewise.cli import MISSING, OK, USAGE, main
+from tilewise.cli.train import Bar
 from tilewise.core.files import write_atomically
 from tilewise.frontend.ops import ENGINE
 from tilewise.frontend.sharing import adopt, noted, to_text
 from tilewise.models import MODELS
 from tilewise.training import Settings, checkpoint, engines, plans, train
-from tilewise.training.__main__ import main
 from tilewise.training.images import open_images, order
 from tilewise.training.loop import Run
 from tilewise.training.progress import Silent
@@ -396,12 +397,28 @@ def test_a_run_goes_on_with_the_plans_it_began_with(data, tmp_path):
 # the command
 
 
-def test_the_command_trains_and_complains(data, tmp_path, capsys):
-    place = ["--data", data, "--output", str(tmp_path / "run"), "--model", "tiny", "--size", "12"]
-    assert main([*place, "--epochs", "1", "--lines-every", "1"]) == 0
+def test_the_command_trains_and_complains(data, tmp_path, capsys, monkeypatch):
+    run = ["train", data, "-o", str(tmp_path / "run"), "--model", "tiny", "--size", "12"]
+    assert main([*run, "--epochs", "1", "--lines-every", "1"]) == OK
     out = capsys.readouterr().out
     assert "tiny with tilewise: 96 images in batches of 64, 1 epochs, 1 process" in out
     assert "epoch 1 step 2 of 2: loss" in out
     assert "epoch 1: loss" in out
-    assert main([*place, "--seed", "1"]) == 2
+    assert main([*run, "--epochs", "1", "--json"]) == OK
+    assert len(json.loads(capsys.readouterr().out)["losses"]) == 2
+    assert main([*run, "--seed", "1"]) == USAGE
     assert "seed was 0, is 1" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    folder = tmp_path / "folder" / "class"
+    folder.mkdir(parents=True)
+    for number in range(10):
+        (folder / f"{number}.png").touch()
+    assert main(["train", str(folder.parent), "-o", str(tmp_path / "other")]) == MISSING
+
+
+def test_the_bar_tells_what_the_lines_tell(data, tmp_path, capsys):
+    with Bar() as bar:
+        train(settings(data), tmp_path, bar)
+        task = bar._bar.tasks[0]
+        assert (task.completed, task.total, task.fields["epoch"]) == (12, 12, 2)
+    assert "epoch 2: loss" in capsys.readouterr().out

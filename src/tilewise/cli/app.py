@@ -9,6 +9,7 @@ import typer
 from ..bench.peers import MissingPeer
 from ..bench.run import WrongResult
 from ..core.errors import NoAlgorithm, TilewiseError
+from ..training.folder import MissingPillow
 from . import MISSING, NO, OK, USAGE
 from .bench import app as bench
 from .doctor import doctor
@@ -16,6 +17,7 @@ from .explain import explain
 from .ladder import ladder
 from .output import errors
 from .report import report
+from .train import train
 from .tune import tune
 from .wisdom import app as wisdom
 
@@ -24,6 +26,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain,
     "ladder": ladder,
     "report": report,
+    "train": train,
     "tune": tune,
 }
 GROUPS = {
@@ -31,7 +34,8 @@ GROUPS = {
     "wisdom": wisdom,
 }
 
-CODES = {MissingPeer: MISSING, WrongResult: NO, NoAlgorithm: NO}  # others are wrong usage
+# others are wrong usage
+CODES = {MissingPeer: MISSING, MissingPillow: MISSING, WrongResult: NO, NoAlgorithm: NO}
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown",
                   pretty_exceptions_enable=False)

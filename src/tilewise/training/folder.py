@@ -16,6 +16,10 @@ from ..core.errors import TilewiseError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 HELD_OUT = 10  # without a folder "test", every tenth image of a class is for testing
 
+class MissingPillow(TilewiseError):
+    """What decodes images is not installed."""
+
+
 Entry = tuple[Path, int]  # a file and the number of its class
 
 
@@ -69,8 +73,8 @@ def _decoder(size: int, channels: int) -> Any:
     try:
         from PIL import Image
     except ImportError as problem:
-        raise TilewiseError("reading image files needs Pillow: pip install 'tilewise[images]'") \
-            from problem
+        raise MissingPillow(
+            "reading image files needs Pillow: pip install 'tilewise[images]'") from problem
 
     def decode(path: Path) -> np.ndarray:
         try:

@@ -60,6 +60,7 @@ def joined() -> Iterator[Ranks]:
     dist.init_process_group("gloo")
     try:
         yield Ranks(dist.get_rank(), world)
+        dist.barrier()  # nobody leaves while another still speaks
     finally:
         dist.destroy_process_group()
 
