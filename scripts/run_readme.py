@@ -1,4 +1,9 @@
-"""Run the python blocks of a Markdown file in order, in one namespace, from an empty directory."""
+"""Run the python blocks of Markdown files, each file in one namespace and an empty directory.
+
+    python scripts/run_readme.py README.md docs/quickstart.md
+
+A file without blocks, or with one that fails, is an error. Without arguments it is README.md.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +32,8 @@ def run(path: Path) -> int:
     return len(found)
 
 
-def main(argv: list[str]) -> int:
-    default = Path(__file__).parents[1] / "README.md"
-    path = Path(argv[1] if len(argv) > 1 else default).resolve()
+def run_in_empty_directory(path: Path) -> int:
+    """How many blocks there were."""
     with tempfile.TemporaryDirectory() as empty:
         before = os.getcwd()
         os.chdir(empty)
@@ -38,7 +42,14 @@ def main(argv: list[str]) -> int:
         finally:
             os.chdir(before)
     print(f"{path.name}: ran {count} python block{'' if count == 1 else 's'}")
-    return 0 if count else 1
+    return count
+
+
+def main(argv: list[str]) -> int:
+    default = [str(Path(__file__).parents[1] / "README.md")]
+    paths = [Path(name).resolve() for name in argv[1:] or default]
+    counts = [run_in_empty_directory(path) for path in paths]
+    return 0 if all(counts) else 1
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def bars(rows: Rows) -> Drawing:
             drawing.rect(left, y + 2, scale * row["ratio"], 13, colour(row, rows))
             drawing.text(left + scale * row["ratio"] + 5, y + 12,
                          f"{row['ratio']:.2f}x · {_time(row['minimum'])}", 11,
-                         fill=INK if ours else FAINT, bold=ours)
+                         fill=INK if ours else FAINT, bold=ours, halo=True)
             y += 19
         y += 8
     drawing.text(left + scale, height + 10, "torch's best", 10, "middle", FAINT)
@@ -91,7 +91,7 @@ def climb(rows: Rows, peak: float) -> Drawing:
         gain = f" · {row['gain']:.2f}x" if row.get("gain") else ""
         rate = f"{row['gflops']:.0f}" if row["gflops"] >= 100 else f"{row['gflops']:.1f}"
         drawing.text(left + scale * row["gflops"] + 5, y + 13, rate + gain, 11,
-                     fill=FAINT if torch else INK)
+                     fill=FAINT if torch else INK, halo=True)
     drawing.text(left + scale * peak, 34 + 21 * len(rows), f"multiply-add peak, {peak:.0f} GFLOP/s",
                  10, "middle", FAINT)
     return drawing

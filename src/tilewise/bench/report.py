@@ -60,17 +60,17 @@ def html(results: Sequence[Result]) -> str:
             f"<h1>{escape(title)}</h1>{body}</html>\n")
 
 
-def write_pngs(results: Sequence[Result], directory: Path, zoom: float = 2.0) -> list[Path]:
-    """Every figure as a PNG file; returns their paths."""
+def write_pngs(results: dict[str, Result], directory: Path, zoom: float = 2.0) -> list[Path]:
+    """Every figure of the results, by their names, as a PNG file; returns their paths."""
     if importlib.util.find_spec("resvg_py") is None:
         raise MissingPeer("pictures as PNG need resvg_py: pip install tilewise[bench]")
     import resvg_py
 
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for index, result in enumerate(results):
+    for stem, result in results.items():
         for name, drawing in figures(result).items():
-            path = directory / f"{result.kind}{index or ''}-{name}.png"
+            path = directory / f"{stem}-{name}.png"
             path.write_bytes(bytes(resvg_py.svg_to_bytes(
                 svg_string=str(drawing), width=int(drawing.width * zoom), background="white",
                 sans_serif_family="DejaVu Sans")))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
+HALO = ' paint-order="stroke" stroke="#fff" stroke-width="3" stroke-linejoin="round"'
 INK, FAINT, GRID = "#1f2933", "#667380", "#e3e8ed"
 
 
@@ -33,12 +34,13 @@ class Drawing:
                           f'stroke="#fff" stroke-width="1">{inside}</circle>')
 
     def text(self, x: float, y: float, text: str, size: float = 12, anchor: str = "start",
-             fill: str = INK, bold: bool = False, turned: bool = False) -> None:
-        halo = ' paint-order="stroke" stroke="#fff" stroke-width="3" stroke-linejoin="round"'
+             fill: str = INK, bold: bool = False, turned: bool = False,
+             halo: bool = False) -> None:
+        edge = HALO if halo else ""
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
         weight = ' font-weight="600"' if bold else ""
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}" '
-                          f'text-anchor="{anchor}"{weight}{halo}{turn}>{escape(text)}</text>')
+                          f'text-anchor="{anchor}"{weight}{edge}{turn}>{escape(text)}</text>')
 
     def __str__(self) -> str:
         return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} '

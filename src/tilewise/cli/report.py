@@ -22,8 +22,8 @@ def report(
     from ..bench.report import html, write_pngs
     from ..bench.results import Result
 
-    found = [Result.load(path) for path in results]
-    output.write_text(html(found), encoding="utf-8")
+    found = {path.stem: Result.load(path) for path in results}
+    output.write_text(html(list(found.values())), encoding="utf-8")
     pictures = write_pngs(found, png) if png is not None else []
     if json:
         print_json({"page": str(output), "bytes": output.stat().st_size,

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 
 
 class TilewiseError(Exception):
-    """Base of every error tilewise raises on purpose."""
+    """Base of every error tilewise raises on purpose.
+
+    >>> from tilewise import Problem
+    >>> try:
+    ...     Problem.parse("n1c8h8w8k8r9s9_f32_forward")
+    ... except TilewiseError as error:
+    ...     print(error)
+    the dilated filter (9x9) does not fit into the padded input (8x8)
+    """
 
 
 class InvalidProblem(TilewiseError, ValueError):

@@ -13,6 +13,10 @@ from .target import Target
 class Plan:
     """Data only: what will run, how long it should take, and how that is known.
 
+    >>> from tilewise import explain
+    >>> explain("n1c8h8w8k8r3s3p1_f64_forward").plan.algorithm
+    'vendor'
+
     `inner` is the problem the kernel itself solves; where it differs from `problem`, the passes
     around it are named by `before` and `after`.
     """

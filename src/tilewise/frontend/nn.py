@@ -31,6 +31,9 @@ class Block(nn.Module):
     """conv (+ batch norm) (+ residual) (+ activation) (+ max-pool), in one call where it may be.
 
     It owns no parameters: they stay where the model has them.
+
+    >>> Block(torch.nn.Conv2d(8, 4, 3), activation="relu", pool=2)(torch.randn(1, 8, 10, 10)).shape
+    torch.Size([1, 4, 4, 4])
     """
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None = None,
