@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import tilewise
 from tilewise.cli import MISSING, NO, OK, USAGE, main
 from tilewise.cli.app import COMMANDS, GROUPS
 
@@ -19,6 +20,7 @@ TINY = "n1c8h8w8k8r3s3p1_f32_forward+bias+relu"
 def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWISE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    tilewise.wisdom.forget()
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> object:

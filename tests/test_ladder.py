@@ -30,8 +30,9 @@ def test_the_ladder_has_its_rungs_and_says_why() -> None:
     rungs = [line for line in lines.values() if line.kind == "rung" and line.minimum]
     assert len(rungs) >= 9
     assert all(line.why for line in rungs)
-    assert all(line.error < 5e-6 for line in rungs)
-    assert lines["scalar loops"].schedule == lines["vectors"].schedule
+    assert all(line.error < (5e-5 if "3 products" in line.name else 5e-6) for line in rungs)
+    assert "tile_w=1 vectors=1 unroll=1" in lines["scalar loops"].schedule
+    assert "tile_w=1 vectors=1 unroll=1" in lines["vectors"].schedule
     assert lines["unrolled input + GEMM"].bytes > 3 * lines["fused epilogue"].bytes
     assert [line.gain is None for line in rungs] == [True] + [False] * (len(rungs) - 1)
     assert lines["limit: multiply-adds"].minimum == Problem.parse(TINY).flops / 1e11
