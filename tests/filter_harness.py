@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -183,10 +183,12 @@ def judge(case: Case, found: Any, expected: Any, error: float) -> None:
 
 
 @contextmanager
-def nan_scratch() -> Iterator[None]:
-    """Scratch is full of NaN before it is used."""
-    make: Callable[..., torch.Tensor] = filters.memory.empty
-    with mock.patch.object(filters.memory, "empty", lambda *s: make(*s).fill_(float("nan"))):
+def guarded_scratch() -> Iterator[None]:
+    """Scratch is full of NaN before it is used, and ends at an unmapped page."""
+    def empty(floats: int) -> torch.Tensor:
+        return torch.from_numpy(guarded((floats,), "float32", "end"))
+
+    with mock.patch.object(filters.memory, "empty", empty):
         yield
 
 
@@ -201,7 +203,7 @@ def check(case: Case, algorithm: str | None = None, side: str = "end") -> str:
         run(self, *operands)
 
     before = case.image.copy()
-    with nan_scratch(), mock.patch.object(filters.FilterExecutable, "__call__", noted):
+    with guarded_scratch(), mock.patch.object(filters.FilterExecutable, "__call__", noted):
         tilewise.filter2d(case.image, case.kernel, border=case.border, value=case.value,
                           anchor=case.anchor, flip=case.flip, out=out, algorithm=algorithm)
     if not np.array_equal(before, case.image, equal_nan=case.image.dtype.kind == "f"):

@@ -12,7 +12,7 @@ from ..algorithms import FILTERS
 from ..core.errors import InvalidProblem
 from ..core.filter import Filter
 from ..core.target import Target
-from ..runtime.filters import NAMES, FilterEngine, FilterExecutable, View, address, empty
+from ..runtime.filters import NAMES, FilterCall, FilterEngine, FilterExecutable, View, empty
 
 ENGINE = FilterEngine(FILTERS)
 
@@ -48,18 +48,43 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
               out: Any, dtype: Any, algorithm: str | None) -> Any:
     """filter2d of a NumPy array with a float64 kernel."""
     image = np.asarray(image)
+    anchor = anchor if anchor is None else tuple(anchor)
+    key = (image.shape, image.strides, image.dtype, _signature(out), kernel.shape,
+           kernel.tobytes(), border, anchor, flip, dtype, algorithm, torch.get_num_threads())
+    call = ENGINE.calls.get(key)
+    if call is None:
+        call = ENGINE.calls.put(key, _call(image, kernel, border, anchor, flip, out, dtype,
+                                           algorithm))
+    if out is not None and (call.through_another or np.may_share_memory(image, out)):
+        out[...] = on_arrays(image, kernel, border, value, anchor, flip, None, out.dtype,
+                             algorithm)
+        return out
+    x = as_batch(image)
+    y = output_like(x, call.dtype) if out is None else as_batch(out)
+    if call.run is not None:
+        call.run(x, y, call.kernel, 0.0 if border == "zero" else float(value))
+    return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
+
+
+def _signature(out: Any) -> object:
+    """All of an output that a call can depend on."""
+    return None if out is None else (out.shape, out.strides, out.dtype, out.flags.aligned,
+                                     out.flags.writeable)
+
+
+def _call(image: Any, kernel: Any, border: str, anchor: Any, flip: bool, out: Any, dtype: Any,
+          algorithm: str | None) -> FilterCall:
+    """What is the same for every call with these arguments, whatever the pixels."""
     _check(image, kernel, out, dtype)
     x = as_batch(image)
     kernel, at = oriented(kernel, anchor, flip)
-    constant = 0.0 if border == "zero" else float(value)
-    if out is not None and (np.may_share_memory(image, out) or not _is_plain(as_batch(out))):
-        out[...] = on_arrays(image, kernel, border, value, at, False, None, out.dtype, algorithm)
-        return out
     y = output_like(x, np.dtype(dtype or image.dtype)) if out is None else as_batch(out)
-    if y.size:
-        run = _executable(x, y, kernel, border, at, algorithm)
-        run(x, y, run.prepared(kernel), constant)
-    return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
+    if not _is_plain(y):
+        return FilterCall(y.dtype, through_another=True)
+    if not y.size:
+        return FilterCall(y.dtype)
+    run = _executable(x, y, kernel, border, at, algorithm)
+    return FilterCall(y.dtype, run, run.prepare(kernel))
 
 
 def _check(image: Any, kernel: Any, out: Any, dtype: Any) -> None:
@@ -109,8 +134,8 @@ def is_planar(shape: Any, strides: Any, item: int) -> bool:
 
 def _is_plain(y: Any) -> bool:
     """Whether kernels can write it."""
-    return is_interleaved(y.shape, y.strides, y.itemsize) or is_planar(
-        y.shape, y.strides, y.itemsize)
+    return y.flags.aligned and (is_interleaved(y.shape, y.strides, y.itemsize) or is_planar(
+        y.shape, y.strides, y.itemsize))
 
 
 def output_like(x: Any, dtype: Any) -> Any:
@@ -127,7 +152,7 @@ def _executable(x: Any, y: Any, kernel: Any, border: str, anchor: tuple[int, int
     work = "f64" if np.float64 in (x.dtype, y.dtype) else "f32"
     rank = ENGINE.rank(kernel, work)
     key = (x.shape, x.strides, x.dtype, y.strides, y.dtype, kernel.shape, rank, border, anchor,
-           algorithm, threads, address(y) % y.itemsize)
+           algorithm, threads)
     found = ENGINE.ready.get(key)
     if found is None:
         p = _problem(x, y, kernel.shape, border, anchor, rank)
@@ -147,4 +172,4 @@ def _problem(x: Any, y: Any, sizes: tuple[int, int], border: str, anchor: tuple[
     side_by_side = is_interleaved if together else is_planar
     return Filter(n, h, w, c, *sizes, anchor, border, NAMES[x.dtype], NAMES[y.dtype], rank,
                   strided=not side_by_side(x.shape, x.strides, x.itemsize),
-                  in_lines=y.strides[1] % 64 == 0 and address(y) % y.itemsize == 0)
+                  in_lines=y.strides[1] % 64 == 0)

@@ -26,6 +26,8 @@ DTYPES: dict[str, Any] = {
     "u8": np.dtype(np.uint8), "u16": np.dtype(np.uint16), "i16": np.dtype(np.int16),
     "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 LOOK_FOR_RANK = 4  # rows and columns
+CALL_BYTES = 64 << 20  # of prepared kernels that are kept
+OVERHEAD = 4096  # bytes of a call beside its kernel, generously
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -43,7 +45,6 @@ class FilterExecutable:
     def __init__(self, plan: Plan, algorithm: Algorithm, x: View, y: View) -> None:
         self.plan, self.algorithm = plan, algorithm
         built = algorithm.build(plan.inner, plan.target, plan.schedule)
-        self._kernels: Lru[Any] = Lru(8)  # prepared, by the bytes of what they were
         if algorithm.takes == "tensors":
             self.run: Callable[..., None] = built
         else:
@@ -54,25 +55,36 @@ class FilterExecutable:
         p, t, s = _parts(self.plan)
         table = Table(p, generated.geometry(p, t, s), t, x, y)
         floats = ceil_div(generated.workspace(p, t, s), 4)
+        threads = min(t.threads, p.n * table.tasks)  # a region of one thread starts no other
 
         def run(image: Any, out: Any, kernel: Any, value: float) -> None:
             scratch = memory.empty(floats)
             launch(address(image), address(kernel), table.address, _bits(value), address(out),
-                   scratch.data_ptr(), p.n, t.threads)
+                   scratch.data_ptr(), p.n, threads)
 
         return run
 
-    def prepared(self, kernel: Any) -> Any:
-        """The kernel as the code wants it; values that were seen before are not packed again."""
-        key, plan = kernel.tobytes(), self.plan
-        found = self._kernels.get(key)
-        if found is None:
-            found = self._kernels.put(key, self.algorithm.prepare(
-                plan.inner, plan.target, plan.schedule, kernel))
-        return found
+    def prepare(self, kernel: Any) -> Any:
+        """The kernel as the code wants it."""
+        plan = self.plan
+        return self.algorithm.prepare(plan.inner, plan.target, plan.schedule, kernel)
 
     def __call__(self, image: Any, out: Any, kernel: Any, value: float) -> None:
         self.run(image, out, kernel, value)
+
+
+@dataclass(frozen=True)
+class FilterCall:
+    """What calls with the same arguments share; without `run`, there is nothing to compute."""
+
+    dtype: Any
+    run: FilterExecutable | None = None
+    kernel: Any = None  # prepared
+    through_another: bool = False  # the output cannot be written by kernels
+
+    @property
+    def bytes(self) -> int:
+        return OVERHEAD + getattr(self.kernel, "nbytes", 0)
 
 
 def _parts(plan: Plan) -> tuple[Any, Target, Schedule]:
@@ -97,6 +109,7 @@ class Table:
         band = g.band(p.h, t.l2, t.threads)
         row = p.w * p.c
         strip = _strip(row, g.s.strip, words.LINE // ELEMENTS[p.out])
+        self.tasks = ceil_div(p.h, band) * ceil_div(row, strip)  # of a plane
         self.words = np.zeros(18, np.int64)
         for name, value in {
                 words.HEIGHT: p.h, words.ROW: row, words.PLANES: x.planes,
@@ -146,6 +159,7 @@ class FilterEngine(Engine):
     def __init__(self, algorithms: Sequence[Algorithm], limit: int = 256) -> None:
         super().__init__(algorithms, limit)
         self.ready: Lru[FilterExecutable] = Lru(limit)
+        self.calls: Lru[FilterCall] = Lru(CALL_BYTES, weigh=lambda call: call.bytes)
         self._ranks: Lru[int] = Lru(limit)
 
     def plan_filter(self, p: Any, t: Target, algorithm: str | None = None) -> Plan:
@@ -162,7 +176,7 @@ class FilterEngine(Engine):
         y = empty(x.shape, DTYPES[p.out])
         run = self.build_for(plan, View(x.strides), View(y.strides))
         terms = rng.random((p.r, p.rank or p.r)) @ rng.random((p.rank or p.r, p.s))
-        kernel = run.prepared(terms / terms.sum())
+        kernel = run.prepare(terms / terms.sum())
         return lambda: run(x, y, kernel, 0.0)
 
     def rank(self, kernel: Any, work: str) -> int:
