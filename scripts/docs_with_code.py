@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
-PERFORMED = {"adding-an-algorithm.md"}  # its blocks are files; tests/test_adding_an_algorithm.py
+# run by tests: its blocks are files (tests/test_adding_an_algorithm.py), it needs scikit-image
+# (tests/test_filter2d_docs.py)
+PERFORMED = {"adding-an-algorithm.md", "filter2d.md"}
 
 
 def pages() -> list[Path]:

@@ -14,7 +14,7 @@ from skimage import data, io
 
 import tilewise
 
-PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+PICTURES = Path(__file__).parents[1] / "docs" / "images"
 SIDE = 240  # pixels of the part that is shown
 
 

@@ -30,7 +30,7 @@ def test_the_pictures_are_those_of_the_script(monkeypatch, tmp_path):
     made = sorted(path.name for path in tmp_path.iterdir())
     assert len(made) == 4
     for name in made:
-        shown = io.imread(ROOT / "docs" / "pictures" / name)
+        shown = io.imread(ROOT / "docs" / "images" / name)
         # the last bits of a sum may differ between instruction sets
         assert abs(io.imread(tmp_path / name).astype(int) - shown).max() <= 1
-        assert (ROOT / "docs" / "pictures" / name).stat().st_size < 150 << 10
+        assert (ROOT / "docs" / "images" / name).stat().st_size < 150 << 10
