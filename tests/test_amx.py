@@ -30,7 +30,7 @@ needs_amx = pytest.mark.skipif(not HERE, reason="this machine has no matrix unit
 PRODUCTS = (1, 3, 6)
 LEAST = 1000  # problems for each number of products, empty ones not counted
 BATCHES = 16  # of each shape, which share a kernel
-FLOOR = 250  # problems of each algorithm and number of products
+FLOOR = 150  # problems of each algorithm and number of products
 CHUNKS = 2
 DEEP = "n8c512h28w28k512r3s3p1_f32_forward+bias+relu"
 

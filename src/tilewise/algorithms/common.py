@@ -35,13 +35,16 @@ class CpuAlgorithm(Algorithm):
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         from ..kernels.cpu.launch import launcher
 
-        return launcher(self._module(s).make, self.seen_by_kernel(p), s, t.row)
+        return launcher(self._module(s).make, self._seen(p, s), s, t.row)
 
     def bits(self, s: Schedule) -> int:
         return split_bits(products(s))
 
     def _geometry(self, p: Problem, t: Target, s: Schedule) -> Any:
-        return self._module(s).Geometry(self.seen_by_kernel(p), s, t.lanes)
+        return self._module(s).Geometry(self._seen(p, s), s, t.lanes)
+
+    def _seen(self, p: Problem, s: Schedule) -> Problem:
+        return p if products(s) else self.seen_by_kernel(p)
 
     def _module(self, s: Schedule) -> Any:
         name = f"{self.kernel}_amx" if products(s) else self.kernel

@@ -32,6 +32,7 @@ GROUPS = tuple(range(1, 129))
 SAFE = 2.3  # with the power below, fitted: admits F(4x4, 3x3), measured at 2.2 of torch's error
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 NEAR = 40.0  # and from the second
+STALLS = {1: 1.8, 3: 1.8, 6: 2.1}  # the matrix unit waits for V and the weights
 SPLIT = 2.0  # cycles to split off and store a part of a vector
 
 
@@ -130,7 +131,8 @@ class _Work:
         s, t = self.s, self.t
         last = self.tiles - (self.blocks - 1) * self.block
         groups = (self.blocks - 1) * s.groups + math.ceil(last / s.rows)
-        tile = (matrix_cycles(s.rows // MATRIX_SIDE, s.vectors, self.steps, self.products_)
+        tile = (STALLS[self.products_] * matrix_cycles(s.rows // MATRIX_SIDE, s.vectors, self.steps,
+                                                        self.products_)
                 if self.products_ else
                 tile_cycles(t, s.rows, s.vectors, self.c_vectors * t.lanes))
         one = tile * self.k_vectors / s.vectors

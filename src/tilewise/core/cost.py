@@ -38,7 +38,6 @@ def tile_cycles(t: Target, rows: int, vectors: int, steps: int) -> float:
 def matrix_cycles(rows: int, columns: int, steps: int, products: int) -> float:
     """Some tiles of sums of the matrix unit: bound by its operations; begun and stored.
 
-    An operation takes 16 cycles of a clock that is lower under this load, and loads stall it.
+    An operation takes 16 cycles of a clock that is lower under this load.
     """
-    operation = {1: 36.0, 3: 36.0, 6: 44.0}[products]
-    return operation * rows * columns * steps * products + 60.0 * rows * columns + 25
+    return 21.0 * rows * columns * steps * products + 60.0 * rows * columns + 25

@@ -49,14 +49,16 @@ class Side:
 
 def multiply(f: Function, a: Pointer, b: Pointer, c: Pointer, left: Side, right: Side, out: Side,
              walk: Walk, products: int, fresh: bool = True,
-             ahead: tuple[Pointer, int] | None = None) -> None:
+             ahead: tuple[Pointer, int] | None = None,
+             starts: Sequence[tuple[int, int]] = ((0, 0),)) -> None:
     """c = a @ b over the walk, or c += a @ b where c is not `fresh`.
 
     `out` has the rows of tiles of c; its part is the way from one tile of a row to the next.
     `ahead` is memory to bring into the second cache meanwhile: where it begins, and how many
-    cache lines in each step.
+    cache lines in each step. `starts` are the offsets in a and b of several steps that every
+    turn of the innermost loop does.
     """
-    unit = _Unit(f, left, right, products)
+    unit = _Unit(f, left, right, products, starts)
     sums = {(i * MOST + j): c + (row + j * out.part)
             for i, row in enumerate(out.tiles) for j in range(len(right.tiles))}
     for tile, where in sums.items():
@@ -82,8 +84,10 @@ def only_multiply(f: Function, data: Pointer, turns: int) -> None:
 class _Unit:
     """Instructions of the matrix unit; tile numbers are part of them."""
 
-    def __init__(self, f: Function, left: Side, right: Side, products: int) -> None:
+    def __init__(self, f: Function, left: Side, right: Side, products: int,
+                 starts: Sequence[tuple[int, int]] = ((0, 0),)) -> None:
         self.f, self.left, self.right, self.pairs = f, left, right, PAIRS[products]
+        self.starts = starts
 
     def walk(self, a: Pointer, b: Pointer, ahead: Pointer,
              loops: Sequence[tuple[int, int, int]], lines: int) -> Pointer:
@@ -91,7 +95,8 @@ class _Unit:
         if not loops:
             for line in range(lines):
                 ahead.prefetch(line * LINE, level=2)
-            self.step(a, b)
+            for a_start, b_start in self.starts:
+                self.step(a + a_start, b + b_start)
             return ahead + lines * LINE
         (count, a_step, b_step), *inner = loops
         if count == 1:

@@ -1,0 +1,74 @@
+"""Schedules of direct convolutions on the matrix unit, for every algorithm that offers them."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from ..core.cost import matrix_cycles, seconds
+from ..core.problem import Problem
+from ..core.schedule import Schedule
+from ..core.target import Target
+from .common import MATRIX_DEPTH, MATRIX_PARTS, MATRIX_SIDE, streams
+
+PIXELS = 2 * MATRIX_SIDE  # that are multiplied together
+ROWS = (1, 2, 4, 7, 8, 14, 16, 28, 56)
+READ, PACK = 20.0, 4.0  # cycles to read a vector, and to split off and store a part of it
+WRITE = 6.0  # and to read, finish and store a vector of sums
+
+
+def possible(p: Problem, t: Target) -> bool:
+    return t.row.matrix and p.groups == 1
+
+
+def legal(p: Problem, t: Target, s: Any) -> bool:
+    """Whether a schedule with products is one of them."""
+    return (possible(p, t) and (s.tile_h, s.tile_w, s.unroll, s.block_cols, s.split)
+            == (1, PIXELS, 1, 1, 1) and s.vectors <= 2 and (s.vectors - 1) * t.lanes < p.k
+            and (s.block_rows == 1 or s.block_rows // 2 < p.conv_h)
+            and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
+            and not (s.streaming and p.k % t.lanes))
+
+
+def defaults(p: Problem, t: Target) -> tuple[Schedule, ...]:
+    """One for each number of products."""
+    if not possible(p, t):
+        return ()
+    p = p.with_(frozen=False)
+    return tuple(_default(p, t.with_(threads=1), products) for products in (6, 3, 1))
+
+
+@lru_cache(maxsize=4096)
+def _default(p: Problem, t: Target, products: int) -> Schedule:
+    """The cheapest height of a block by the cost model; the same for every number of threads."""
+    vectors = min(2, math.ceil(p.k / t.lanes))
+    blocks, wide = math.ceil(p.k / (t.lanes * vectors)), t.with_(threads=4)
+    found = [Schedule(tile_h=1, tile_w=PIXELS, vectors=vectors, unroll=1, block_rows=rows,
+                      block_cols=1, split=1, k_parts=parts,
+                      streaming=streams(p, t) and p.k % t.lanes == 0, products=products)
+             for rows in ROWS if rows == 1 or rows // 2 < p.conv_h
+             for parts in (1, 2, 4, 8) if parts <= blocks]
+    return min(found, key=lambda s: cost(p, wide, s))
+
+
+def cost(p: Problem, t: Target, s: Any) -> float:
+    """Packing, multiplying and writing, and the traffic of operands beyond the second cache."""
+    parts, chunks = MATRIX_PARTS[s.products], math.ceil(p.c / MATRIX_DEPTH)
+    across = (p.span_w - 1) // p.stride[1]
+    pitch, below = p.conv_w + across, (p.span_h - 1) // p.stride[0]
+    phases = min(p.stride[0], p.r) * min(p.stride[1], p.s)
+    row_blocks = math.ceil(p.conv_h / s.block_rows)
+    rows = p.conv_h / row_blocks  # of a block, on average
+    blocks, k_vectors = p.n * row_blocks, math.ceil(p.k / t.lanes)
+    lines = phases * (rows + below) * pitch * chunks
+    packing = blocks * s.k_parts * lines * 2 * (READ + PACK * parts)
+    groups = blocks * math.ceil(rows * pitch / PIXELS)
+    steps = chunks * p.r * p.s
+    product = matrix_cycles(2, s.vectors, steps, s.products) * k_vectors / s.vectors
+    writing = blocks * rows * p.conv_w * k_vectors * WRITE
+    near = 64.0 * parts * lines
+    weights = 2.0 * parts * steps * MATRIX_DEPTH * k_vectors * t.lanes
+    far = blocks * (weights / 24 + (max(0.0, near - t.l2 / 2) * k_vectors / s.vectors) / 9)
+    cycles = packing + max(groups * product, far) + 0.3 * far + writing
+    return seconds(t, cycles, p.bytes + weights, blocks * s.k_parts)

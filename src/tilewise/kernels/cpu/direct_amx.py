@@ -1,0 +1,273 @@
+"""Implicit GEMM on the matrix unit: rows of tiles are pixels, bfloat16 parts of floats.
+
+A task packs some rows of the input, split into parts, as [32 channels][phase][part][pixel]: a
+line of memory each. Pixels that a stride keeps apart are neighbours in a phase, so that sixteen
+outputs in a row read sixteen lines in a row at every tap. Outputs run through all columns of the
+packed rows; those of columns that do not exist are computed and not stored.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ...core.isa import Isa
+from ...core.problem import Problem
+from ...core.schedule import Schedule
+from .amx import DEPTH, SIDE, TILE, Side, multiply
+from .emit import Function, Index, Module, Pointer
+from .epilogue import finish
+from .geometry import BlocksOfK
+from .microkernel import LINE, Walk
+from .parts import PARTS, pack_columns, split
+from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
+from .tiling import ceil_div
+
+GROUP = 2 * SIDE  # pixels of one multiply
+AHEAD = 1024  # floats of the input that are asked for before they are packed
+
+
+class Geometry(BlocksOfK):
+    """Every size of a direct convolution on the matrix unit."""
+
+    @cached_property
+    def parts(self) -> int:
+        return PARTS[self.s.products]
+
+    @cached_property
+    def chunks(self) -> int:
+        """Groups of 32 input channels."""
+        return ceil_div(self.p.c, DEPTH)
+
+    @cached_property
+    def taps(self) -> list[tuple[int, int]]:
+        """Rows and columns from an output's first input to each of the others."""
+        (down, across) = self.p.dilation
+        return [(r * down, s * across) for r in range(self.p.r) for s in range(self.p.s)]
+
+    @cached_property
+    def phases(self) -> list[tuple[int, int]]:
+        """Rows and columns modulo the stride, as far as some tap reads them."""
+        (down, across) = self.p.stride
+        return sorted({(i % down, j % across) for i, j in self.taps})
+
+    @cached_property
+    def below(self) -> int:
+        """Rows of a phase that outputs reach beyond their own."""
+        return (self.p.span_h - 1) // self.p.stride[0]
+
+    @cached_property
+    def pitch(self) -> int:
+        """Pixels in a row of a phase."""
+        return self.p.conv_w + (self.p.span_w - 1) // self.p.stride[1]
+
+    @cached_property
+    def plane(self) -> int:
+        """Floats of one part of a phase; an odd number of lines, so that they do not collide."""
+        outputs = ceil_div(self.s.block_rows * self.pitch, GROUP) * GROUP
+        lines = outputs + self.below * self.pitch + (self.p.span_w - 1) // self.p.stride[1]
+        return LINE * (lines | 1)
+
+    @cached_property
+    def chunk_floats(self) -> int:
+        return len(self.phases) * self.parts * self.plane
+
+    @cached_property
+    def pack_floats(self) -> int:
+        """Scratch of one worker: the packed rows and one block of sums."""
+        return self.chunks * self.chunk_floats + GROUP * self.block_k
+
+    @cached_property
+    def row_blocks(self) -> int:
+        return ceil_div(self.p.conv_h, self.s.block_rows)
+
+    @cached_property
+    def starts(self) -> list[tuple[int, int]]:
+        """Where each tap begins in a chunk of the input; the weights lie in this order."""
+        found: list[tuple[int, int]] = []
+        for i, j in self.taps:
+            (down, across) = self.p.stride
+            phase = self.phases.index((i % down, j % across))
+            pixel = i // down * self.pitch + j // across
+            found.append((phase * self.parts * self.plane + pixel * LINE, len(found)))
+        return found
+
+    def scratch_bytes(self, threads: int) -> int:
+        return 4 * threads * self.pack_floats
+
+    def panel_floats(self, width: int) -> int:
+        """Floats of the weights of `width` output channels."""
+        return self.chunks * len(self.taps) * self.parts * width // SIDE * TILE
+
+    def pack_weight(self, weight: Any) -> Any:
+        """(K, C, R, S) to panels of [32 channels][r][s][part][16 output channels]."""
+        p = self.p
+        w = torch.nn.functional.pad(weight.double().permute(1, 2, 3, 0).flatten(1),
+                                    (0, 0, 0, self.chunks * DEPTH - p.c))
+        w = w.reshape(self.chunks, DEPTH, len(self.taps), p.k).transpose(1, 2)
+        blocks, rest = self.in_blocks(w.reshape(-1, p.k))
+        panels = [pack_columns(panel, self.parts).flatten() for panel in (blocks, rest)]
+        return torch.cat(panels)
+
+    def tasks(self, batch: Any) -> Any:
+        return batch * (self.row_blocks * self.s.k_parts)
+
+
+def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+    """The module of a direct convolution on the matrix unit."""
+    return _Direct(Geometry(p, s, isa.lanes), isa).module()
+
+
+class _Direct:
+    def __init__(self, geometry: Geometry, isa: Isa) -> None:
+        self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
+
+    def module(self) -> Module:
+        self.m = Module(self.isa)
+        self.convert, self.clear = self._convert(), self._clear()
+        self.pack = self._pack()
+        self.products = {end: self._product(end) for end in self.g.ends}
+        self.writes = {end: self._write(end) for end in self.g.ends}
+        body = self._body()
+        emit_entry(self.m, [emit_region(
+            self.m, "multiply", lambda f, frame: self.g.tasks(frame.load_index(BATCH)), body,
+            tiles=True)])
+        return self.m
+
+    # packing
+
+    def _convert(self) -> Function:
+        """Pixels of the input, `step` floats apart, into the lines of a phase."""
+        g, c = self.g, self.p.c
+        with self.m.function("convert", x="pointer", to="pointer", count="index") as f:
+            step = self.p.stride[1] * c
+            with f.loop(f.count) as pixel:
+                x, to = f.x + pixel.i * step, f.to + pixel.i * LINE
+                with f.loop(c // DEPTH) as chunk:
+                    self._convert_chunk(f, x + chunk.i * DEPTH, to + chunk.i * g.chunk_floats,
+                                        DEPTH)
+                if c % DEPTH:
+                    whole = c // DEPTH
+                    self._convert_chunk(f, x + whole * DEPTH, to + whole * g.chunk_floats,
+                                        c % DEPTH)
+        return f
+
+    def _convert_chunk(self, f: Function, x: Pointer, to: Pointer, channels: int) -> None:
+        lanes = self.g.lanes
+        for half in range(DEPTH // lanes):
+            count = max(0, min(lanes, channels - half * lanes))
+            value = x.load(half * lanes, count=count) if count else f.vector(0.0)
+            x.prefetch(half * lanes + AHEAD, level=1)
+            for part, bits in enumerate(split(f, value, self.g.parts)):
+                to.store(bits, part * self.g.plane + half * lanes // 2)
+
+    def _clear(self) -> Function:
+        """Zeros in all parts of some pixels of a phase."""
+        g = self.g
+        with (self.m.function("clear", to="pointer", count="index") as f,
+              f.loop(g.chunks) as chunk, f.loop(f.count) as pixel):
+            to = f.to + chunk.i * g.chunk_floats + pixel.i * LINE
+            for part in range(g.parts):
+                to.store(f.vector(0.0), part * g.plane)
+        return f
+
+    def _pack(self) -> Function:
+        """All phases of the input rows under `rows` output rows; the first is row `top`."""
+        g, p = self.g, self.p
+        with self.m.function("pack", x="pointer", to="pointer", top="index", rows="index") as f:
+            for number, (down, across) in enumerate(g.phases):
+                first = across - p.padding[2]  # column of the first pixel
+                start = min(g.pitch, max(0, ceil_div(-first, p.stride[1])))
+                stop = min(g.pitch, max(start, ceil_div(p.w - first, p.stride[1])))
+                with f.loop(f.rows + g.below) as row:
+                    y = f.top + row.i * p.stride[0] + down
+                    to = f.to + number * g.parts * g.plane + row.i * (g.pitch * LINE)
+                    with f.either((y >= 0) & (y < p.h)) as (inside, outside):
+                        with inside:
+                            if start:
+                                f.call(self.clear, to, start)
+                            x = f.x + (y * p.w + (first + start * p.stride[1])) * p.c
+                            f.call(self.convert, x, to + start * LINE, stop - start)
+                            if stop < g.pitch:
+                                f.call(self.clear, to + stop * LINE, g.pitch - stop)
+                        with outside:
+                            f.call(self.clear, to, g.pitch)
+        return f
+
+    # multiplying
+
+    def _product(self, end: bool) -> Function:
+        """A group of pixels times one panel, into a block of sums."""
+        g, columns = self.g, self.g.vectors(end)
+        left = Side((0, SIDE * LINE), g.plane)
+        right = Side(tuple(j * TILE for j in range(columns)), columns * TILE)
+        out = Side((0, SIDE * columns * SIDE), SIDE, 4 * columns * SIDE)
+        step = g.parts * columns * TILE
+        walk = Walk(((g.chunks, g.chunk_floats, len(g.taps) * step),))
+        with self.m.function("product_end" if end else "product", a="pointer", b="pointer",
+                             c="pointer") as f:
+            multiply(f, f.a, f.b, f.c, left, right, out, walk, self.s.products,
+                     starts=[(at, tap * step) for at, tap in g.starts])
+        return f
+
+    def _write(self, end: bool) -> Function:
+        """The sums of pixels `first`.. of the packed rows, as far as they are outputs."""
+        g, p = self.g, self.p
+        width = g.vectors(end) * g.lanes
+        kinds: Any = {"c": "pointer", "bias": "pointer", "residual": "pointer", "y": "pointer",
+                      "first": "index", "count": "index"}
+        name = "write_end" if end else "write"
+        with self.m.function(name, **kinds) as f, f.loop(f.count) as i:
+            pixel, c = f.first + i.i, f.c + i.i * width
+            if g.pitch == p.conv_w:
+                self._write_pixel(f, c, pixel * p.k, end)
+            else:
+                row, col = pixel // g.pitch, pixel % g.pitch
+                with f.when(col < p.conv_w):
+                    self._write_pixel(f, c, (row * p.conv_w + col) * p.k, end)
+        return f
+
+    def _write_pixel(self, f: Function, c: Pointer, at: Index, end: bool) -> None:
+        g, lanes = self.g, self.g.lanes
+        residual, y = f.residual + at, f.y + at
+        for j in range(g.vectors(end)):
+            k = j * lanes
+            count = min(lanes, g.channels(end) - k)
+            value = finish(f, c.load(k), self.p.epilogue, (f.bias, k), (residual, k), count)
+            y.store(value, k, count=count, streaming=self.s.streaming and count == lanes)
+
+    # one task
+
+    def _body(self) -> Function:
+        g, p, s = self.g, self.p, self.s
+        with self.m.function("body", frame="pointer", task="index", worker="index") as f:
+            part, rest = f.task % s.k_parts, f.task // s.k_parts
+            top, image = rest % g.row_blocks * s.block_rows, rest // g.row_blocks
+            rows = (p.conv_h - top).minimum(s.block_rows)
+            a = f.frame.load_pointer(SCRATCH) + f.worker * g.pack_floats
+            x = f.frame.load_pointer(X) + image * (p.h * p.w * p.c)
+            f.call(self.pack, x, a, top * p.stride[0] - p.padding[0], rows)
+            at = (image * p.conv_h + top) * p.conv_w * p.k
+            first, last = part * g.k_blocks // s.k_parts, (part + 1) * g.k_blocks // s.k_parts
+            whole = g.k_blocks - int(g.has_tail)
+            if whole:
+                with f.loop(last.minimum(whole), start=first) as block:
+                    self._block(f, a, at, block.i, rows, end=False)
+            if g.has_tail:
+                with f.when(last.equals(g.k_blocks)):
+                    self._block(f, a, at, f.index(whole), rows, end=True)
+        return f
+
+    def _block(self, f: Function, a: Pointer, at: Index, block: Index, rows: Index,
+               end: bool) -> None:
+        """All pixels of a task against one block of output channels."""
+        g = self.g
+        k, sums, pixels = block * g.block_k, a + g.chunks * g.chunk_floats, rows * g.pitch
+        weight = f.frame.load_pointer(WEIGHT) + block * g.panel_floats(g.block_k)
+        with f.loop(pixels, step=GROUP) as pixel:
+            f.call(self.products[end], a + pixel.i * LINE, weight, sums)
+            f.call(self.writes[end], sums, f.frame.load_pointer(BIAS) + k,
+                   f.frame.load_pointer(RESIDUAL) + (at + k), f.frame.load_pointer(Y) + (at + k),
+                   pixel.i, (pixels - pixel.i).minimum(GROUP))
