@@ -136,7 +136,8 @@ def roofline(points: Sequence[tuple[str, str, float, float, float]],
     low = max(x.low, y.low / bandwidth)
     drawing.line(x(low), y(low * bandwidth), x(ridge), y(peak), INK, 1.5)
     drawing.line(x(ridge), y(peak), x.end, y(peak), INK, 1.5)
-    drawing.text(x.end, y(peak) - 6, f"multiply-add peak {peak:.0f} GFLOP/s", 10, "end", FAINT)
+    drawing.text(x(ridge), y(peak) - 6, f"multiply-add peak {peak:.0f} GFLOP/s", 10, fill=FAINT,
+                 halo=True)
     middle = (low * ridge) ** 0.5
     drawing.text(x(middle) + 8, y(middle * bandwidth) + 12, f"{bandwidth:.0f} GB/s", 10,
                  fill=FAINT)

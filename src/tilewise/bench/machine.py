@@ -29,6 +29,12 @@ def facts(threads: int, limits: bool = True) -> dict[str, Any]:
     return {**found, **(measured_limits(threads) if limits else {})}
 
 
+def best_limits(machine: dict[str, Any]) -> dict[str, Any]:
+    """The facts with limits measured once more: of two moments, the quieter one counts."""
+    again = measured_limits(machine["threads"])
+    return {**machine, **{name: max(machine[name], value) for name, value in again.items()}}
+
+
 def measured_limits(threads: int) -> dict[str, float]:
     """Multiply-adds on registers and a large copy: operations and bytes a second."""
     t = Target.host(threads=threads)
@@ -38,7 +44,7 @@ def measured_limits(threads: int) -> dict[str, float]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        top, copy = interleaved([multiply_add, lambda: sink.copy_(source)], rounds=15,
+        top, copy = interleaved([multiply_add, lambda: sink.copy_(source)], rounds=25,
                                 sample=0.02, budget=3)
     finally:
         torch.set_num_threads(before)

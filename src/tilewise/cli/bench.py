@@ -128,11 +128,14 @@ def _measure(subjects: list[Any], output: Path | None, json: bool, *, against: s
              threads: int | None, **settings: Any) -> None:
     import torch
 
+    from ..bench.machine import best_limits, facts
     from ..bench.run import Options, measure
 
     torch.manual_seed(0)
     names = tuple(name for name in against.split(",") if name)
     options = Options(against=names, threads=set_threads(threads), **settings)
+    keep = output is not None or json
+    machine = facts(options.threads) if keep else {}
     rows: list[Row] = []
     plans: list[dict[str, Any]] = []
     contenders = 3 + len([name for name in names if name != "torch"])
@@ -141,12 +144,12 @@ def _measure(subjects: list[Any], output: Path | None, json: bool, *, against: s
             what = make()
             found = measure(what, options, tell)
             rows += found
-            if output is not None or json:
+            if keep:
                 plans += _plans(what, options.max_error)
         if not json:
             _print(what, found)
-    if output is not None or json:
-        result = _result(rows, plans, options)
+    if keep:
+        result = _result(rows, plans, options, best_limits(machine))
         if output is not None:
             result.save(output)
         if json:
@@ -182,12 +185,12 @@ def _plans(what: Subject, max_error: float | None) -> list[dict[str, Any]]:
              "error": x.plan.error} for x in observe(fast, what.example)]
 
 
-def _result(rows: list[Row], plans: list[dict[str, Any]], options: Any) -> Result:
+def _result(rows: list[Row], plans: list[dict[str, Any]], options: Any,
+            machine: dict[str, Any]) -> Result:
     from dataclasses import asdict
 
-    from ..bench.machine import facts
     from ..bench.results import Result
 
-    return Result("bench", command(), date.today().isoformat(), facts(options.threads),
+    return Result("bench", command(), date.today().isoformat(), machine,
                   {**asdict(options), "against": list(options.against)},
                   [asdict(row) for row in rows], plans)
