@@ -74,6 +74,13 @@ class CpuWinograd(CpuAlgorithm):
         offered = (0, 6, 3) if t.row.matrix else (0,)
         return tuple(_default(p.with_(frozen=False), t, products) for products in offered)
 
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        if products(s):
+            return super().prepare(p, t, s, weight)
+        from ..kernels.cpu import winograd_prepare
+
+        return winograd_prepare.prepare(self.seen_by_kernel(p), t, s, weight)
+
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         work = _Work(p, t, s)
         return work.shared() if s.order == "shared" else work.fused()

@@ -101,9 +101,7 @@ class Executable:
 
 def mirror(weight: Tensor, groups: int) -> Tensor:
     """Input and output channels swapped, taps reversed: what makes gradients of the input."""
-    k, c, r, s = weight.shape
-    parts = weight.reshape(groups, k // groups, c, r, s).transpose(1, 2)
-    return parts.reshape(groups * c, k // groups, r, s).flip(2, 3)
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3)
 
 
 def _result_layout(p: Problem) -> str:

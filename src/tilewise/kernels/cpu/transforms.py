@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..winograd_math import Matrix, straight_line
+from ..winograd_math import Arithmetic, Matrix, straight_line
 from .emit import Function, Vector
 
 
-class _Lanes:
+class Lanes:
     """The arithmetic of programs on vectors."""
 
     def __init__(self, f: Function) -> None:
         self.f = f
 
+    def constant(self, value: float) -> Vector:
+        return self.f.vector(value)
+
     def zero(self) -> Vector:
-        return self.f.vector(0.0)
+        return self.constant(0.0)
 
     def add(self, a: Vector, b: Vector, /) -> Vector:
         return a + b
@@ -28,10 +31,10 @@ class _Lanes:
         return -a
 
     def scale(self, a: Vector, c: float, /) -> Vector:
-        return a * self.f.vector(c)
+        return a * self.constant(c)
 
     def fma(self, a: Vector, c: float, b: Vector, /) -> Vector:
-        return self.f.fma(a, self.f.vector(c), b)
+        return self.f.fma(a, self.constant(c), b)
 
 
 class _Late(Sequence[Vector]):
@@ -52,9 +55,11 @@ def _swapped(load: Callable[[int, int], Vector], j: int, i: int) -> Vector:
 
 
 def transform(f: Function, down: Matrix, across: Matrix, load: Callable[[int, int], Vector],
-              store: Callable[[int, int, Vector], None]) -> None:
+              store: Callable[[int, int, Vector], None],
+              arithmetic: Arithmetic[Vector] | None = None) -> None:
     """store(down @ load @ across^T), first along columns, then along rows."""
-    ops, vertical, horizontal = _Lanes(f), straight_line(down), straight_line(across)
+    ops = arithmetic or Lanes(f)
+    vertical, horizontal = straight_line(down), straight_line(across)
     columns = [vertical.run(_Late(vertical.inputs, partial(_swapped, load, j)), ops)
                for j in range(horizontal.inputs)]
     for i in range(len(down)):

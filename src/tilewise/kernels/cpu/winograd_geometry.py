@@ -104,6 +104,11 @@ class Geometry(BlocksOfK):
         """Cache lines of the next panel that one group of rows fetches per vector of C."""
         return ceil_div(self.lanes * self.block_k, LINE * self.s.groups)
 
+    @cached_property
+    def weight_floats(self) -> int:
+        """U in float32: [block of K][position][c][lane], or the position outermost."""
+        return self.positions * self.depth * self.k_vectors * self.lanes
+
     def pack_panels(self, panels: Any) -> Any:
         """Panels [..., c, lane of the block] of float64, as a product reads them."""
         return panels.float()
