@@ -3,6 +3,7 @@
 from ..core.algorithm import Algorithm
 from .cpu_depthwise import CpuDepthwise
 from .cpu_direct import CpuDirect
+from .cpu_direct_weight import CpuDirectWeight
 from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
 from .cpu_winograd import CpuWinograd
@@ -26,6 +27,7 @@ ALGORITHMS: list[Algorithm] = [
     GpuImplicitGemm("tf32x3"),
     GpuImplicitGemm("bf16x3"),
     GpuImplicitGemm("tf32"),
+    CpuDirectWeight(),
     Vendor(),
     Reference(),
 ]

@@ -108,15 +108,15 @@ def _likely(p: Problem, t: Target, tile_h: int, tile_w: int) -> Schedule:
     sums = 4 * (tile_h + p.r - 1) * (tile_w + p.s - 1) * p.c * p.k
     if sums <= 2.5 * t.l2:
         parts = max(part for part in PARTS if part <= t.threads)
-        return Schedule(order="parts", tiles=_even(math.ceil(total / parts)), blocks=1,
+        return Schedule(order="parts", tiles=even(math.ceil(total / parts), 56), blocks=1,
                         parts=parts, **common)
-    tiles = _even(total)
+    tiles = even(total, 56)
     needed = math.ceil(total / tiles)
     blocks = min(needed, BLOCKS[-1]) if sums > 12 * t.l2 else 1
     return Schedule(order="shared", tiles=tiles, parts=1,
                     blocks=next(b for b in BLOCKS if b >= blocks), **common)
 
 
-def _even(total: int) -> int:
-    """About 56 tiles a block, so that blocks come out full."""
-    return math.ceil(total / max(1, round(total / 56)))
+def even(total: int, wanted: int) -> int:
+    """About so many items a block, at most 128, so that blocks come out full."""
+    return min(TILES[-1], math.ceil(total / max(1, round(total / wanted))))
