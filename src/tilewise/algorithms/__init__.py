@@ -2,6 +2,7 @@
 
 from ..core.algorithm import Algorithm
 from .cpu_depthwise import CpuDepthwise
+from .cpu_depthwise_weight import CpuDepthwiseWeight
 from .cpu_direct import CpuDirect
 from .cpu_direct_weight import CpuDirectWeight
 from .cpu_pixels import CpuPixels
@@ -21,6 +22,7 @@ ALGORITHMS: list[Algorithm] = [
     CpuWinograd(),
     CpuPixels(),
     CpuDirect(),
+    CpuDepthwiseWeight(),
     CpuWinogradWeight(),
     GpuImplicitGemm(),
     GpuImplicitGemm("bf16x6"),

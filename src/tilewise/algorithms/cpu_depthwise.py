@@ -24,13 +24,7 @@ class CpuDepthwise(CpuAlgorithm):
     kernel = "depthwise"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        reasons = cpu_f32_forward(p, t)
-        if p.groups != p.c or p.k != p.c:
-            reasons.append(f"groups is {p.groups} for {p.c} input and {p.k} output channels, "
-                           "needs as many groups as both")
-        if p.r * p.s > 121:
-            reasons.append(f"filter is {p.r}x{p.s}, needs at most 121 taps")
-        return reasons
+        return cpu_f32_forward(p, t) + is_depthwise(p)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(p.r * p.s)
@@ -57,3 +51,14 @@ class CpuDepthwise(CpuAlgorithm):
         vectors = p.n * p.conv_h * tiles * math.ceil(p.c / t.lanes)
         return seconds(t, cycles * vectors, p.bytes,
                        p.n * math.ceil(p.conv_h / s.block_rows))
+
+
+def is_depthwise(p: Problem) -> list[str]:
+    """What lanes full of channels ask for."""
+    reasons = []
+    if p.groups != p.c or p.k != p.c:
+        reasons.append(f"groups is {p.groups} for {p.c} input and {p.k} output channels, "
+                       "needs as many groups as both")
+    if p.r * p.s > 121:
+        reasons.append(f"filter is {p.r}x{p.s}, needs at most 121 taps")
+    return reasons
