@@ -24,12 +24,12 @@ ALGORITHMS: list[Algorithm] = [
     CpuDirect(),
     CpuDepthwiseWeight(),
     CpuWinogradWeight(),
+    CpuDirectWeight(),
     GpuImplicitGemm(),
     GpuImplicitGemm("bf16x6"),
     GpuImplicitGemm("tf32x3"),
     GpuImplicitGemm("bf16x3"),
     GpuImplicitGemm("tf32"),
-    CpuDirectWeight(),
     Vendor(),
     Reference(),
 ]
