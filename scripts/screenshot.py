@@ -1,6 +1,7 @@
-"""Pictures of a page, as a desktop, a phone and a printer show it, by headless Chromium.
+"""Pictures of a page, as a desktop and a phone show it, by headless Chromium.
 
     python scripts/screenshot.py report.html docs/images/report
+    python scripts/screenshot.py report.html build/report --pdf    # as a printer shows it
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ def chromium(page: Path, *options: str) -> None:
                        check=True, capture_output=True, timeout=90)
 
 
-def main(page: Path, base: Path) -> None:
+def main(page: Path, base: Path, pdf: bool) -> None:
     base.parent.mkdir(parents=True, exist_ok=True)
+    if pdf:
+        chromium(page, f"--print-to-pdf={base}.pdf", "--no-pdf-header-footer")
+        return
     for name, (width, height) in SIZES.items():
         chromium(page, f"--window-size={width},{height}", f"--screenshot={base}-{name}.png")
-    chromium(page, f"--print-to-pdf={base}.pdf", "--no-pdf-header-footer")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), "--pdf" in sys.argv)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.problem import Problem
+from ..frontend.dynamo import has_compiler
 from ..frontend.optimize import optimize
 from .subjects import Layer, Subject
 
@@ -49,11 +49,6 @@ def torch_contenders(s: Subject, compile_: bool = True) -> list[Contender]:
         compiled = _compiled(in_last)
         found.append(Contender("torch compiled", "torch", lambda: compiled(last)))
     return found
-
-
-def has_compiler() -> bool:
-    """Whether torch.compile can work: Inductor writes C++."""
-    return any(shutil.which(name) for name in ("g++", "c++", "clang++"))
 
 
 def _compiled(model: nn.Module) -> Callable[[Tensor], Any]:

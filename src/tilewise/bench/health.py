@@ -11,9 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from ..core.files import cache_directory, is_private
+from ..frontend.dynamo import has_compiler
 from ..frontend.ops import conv2d
 from ..planner.wisdom import Wisdom, default_path
-from .machine import has_cxx, huge_pages
+from .machine import huge_pages
 from .run import rms_error
 
 
@@ -105,7 +106,7 @@ def _huge_pages() -> Finding:
 
 
 def _compiler() -> Finding:
-    if has_cxx():
+    if has_compiler():
         return Finding("ok", "a C++ compiler, for torch.compile and its place in benchmarks")
     return Finding("missing", "no C++ compiler: torch.compile cannot use Inductor",
                    "not needed by tilewise; apt-get install g++")

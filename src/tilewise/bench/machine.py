@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -83,8 +82,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def has_cxx() -> bool:
-    """Whether there is a compiler for torch.compile."""
-    return any(shutil.which(name) for name in ("g++", "c++", "clang++"))

@@ -131,11 +131,11 @@ def _unrolled(p: Problem, t: Target, _: Sequence[Rung]) -> Rung:
     product = _rung("unrolled input + GEMM", q, t, POINTWISE, schedule)
     executable = ENGINE.build(product.plan)
     prepared = executable.prepare(weight.permute(0, 2, 3, 1).reshape(p.k, depth, 1, 1))
-    copied = plain(q).input_bytes
+    copied, padded = plain(q).input_bytes, 2 * p.input_bytes if any(p.padding) else 0
     # estimated as the product alone: only the order of magnitude counts
     return Rung(product.name, replace(product.plan, problem=p, inner=plain(p)),
                 lambda x: executable(unroll(p, x), prepared, bias, residual),
-                product.bytes + p.input_bytes + copied, product.workspace + copied)
+                product.bytes + p.input_bytes + padded + copied, product.workspace + copied)
 
 
 def unroll(p: Problem, x: Tensor) -> Tensor:

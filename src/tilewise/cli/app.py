@@ -38,7 +38,8 @@ GROUPS = {
 CODES = {MissingPeer: MISSING, MissingPillow: MISSING, WrongResult: NO, NoAlgorithm: NO}
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown",
-                  pretty_exceptions_enable=False)
+                  pretty_exceptions_enable=False,
+                  context_settings={"help_option_names": ["-h", "--help"]})
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 for _name, _group in GROUPS.items():
