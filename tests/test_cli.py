@@ -45,6 +45,11 @@ def test_wrong_usage_has_its_exit_code(arguments: list[str],
     assert capsys.readouterr().err
 
 
+def test_a_slip_of_the_finger_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "vgg61"]) == USAGE
+    assert "did you mean vgg16?" in capsys.readouterr().err
+
+
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ImportError('none', name='typer')")
     code = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"

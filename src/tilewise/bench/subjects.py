@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 import sys
@@ -49,8 +50,10 @@ def subject(text: str, batch: int | None = None, shape: str | None = None) -> Su
     if re.match(r"n\d", text):
         p = Problem.parse(text)
         return layer(p if batch is None else p.with_(n=batch))
-    raise InvalidProblem(f"subject is {text!r}, needs a model ({', '.join(MODELS)}), a problem "
-                         "such as n8c64h56w56k64r3s3p1_f32_forward+bias+relu, or "
+    close = difflib.get_close_matches(text, MODELS, 1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise InvalidProblem(f"subject is {text!r}{hint}, needs a model ({', '.join(MODELS)}), a "
+                         "problem such as n8c64h56w56k64r3s3p1_f32_forward+bias+relu, or "
                          "package.module:factory")
 
 
