@@ -25,7 +25,7 @@ import scipy.ndimage
 import torch
 
 import tilewise
-from tilewise.frontend.image import ENGINE
+from tilewise.frontend.image_arrays import ENGINE
 from tilewise.planner.measure import interleaved
 
 THREADS = 2

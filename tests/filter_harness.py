@@ -15,7 +15,7 @@ from harness import PAGE, Mismatch, Region
 
 import tilewise
 from tilewise.core.borders import BORDERS, CONSTANT, sources
-from tilewise.frontend import image as frontend
+from tilewise.frontend import image_arrays as frontend
 from tilewise.runtime import filters
 
 TYPES = ("uint8", "uint16", "int16", "float32", "float64")

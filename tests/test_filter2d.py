@@ -33,7 +33,7 @@ from tilewise.core import InvalidProblem, NoAlgorithm, Target
 from tilewise.core.filter import Filter
 from tilewise.core.isa import available
 from tilewise.core.lowrank import factors, rank_of
-from tilewise.frontend.image import ENGINE
+from tilewise.frontend.image_arrays import ENGINE
 from tilewise.runtime.filters import View
 
 ROWS = [row.name for row in available() if row.name != "amx"]

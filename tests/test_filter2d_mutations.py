@@ -18,7 +18,7 @@ from harness import Mismatch, in_process
 
 from tilewise.core import lowrank
 from tilewise.core.borders import sources
-from tilewise.frontend.image import ENGINE
+from tilewise.frontend.image_arrays import ENGINE
 from tilewise.kernels.cpu import elements, filter_common, filter_separable, launch
 from tilewise.kernels.cpu.elements import ELEMENTS, Element
 from tilewise.runtime import filters

@@ -121,3 +121,12 @@ def test_what_is_refused(change, message):
     options = {"image": torch.zeros(5, 5), "kernel": torch.ones(3, 3), **change}
     with pytest.raises(InvalidProblem, match=message):
         tilewise.filter2d(options.pop("image"), options.pop("kernel"), **options)
+
+
+def test_the_operator_is_there_from_the_start():
+    import subprocess
+    import sys
+
+    code = "import torch, tilewise; print(torch.ops.tilewise.filter2d.default)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "tilewise.filter2d" in done.stdout

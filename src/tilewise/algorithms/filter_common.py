@@ -64,6 +64,11 @@ def tile(p: Any, t: Target) -> tuple[int, int]:
                 if fits(t, rows, vectors, min(p.r, 5)))
 
 
+def strip(p: Any, widest: int) -> int:
+    """Elements of a row that a task takes: few where rows are short, for less scratch."""
+    return min(512, widest) if p.w * p.c <= 512 else widest
+
+
 def can_stream(p: Any, t: Target) -> bool:
     """Whether outputs should pass the caches by: a vector is a whole line, and they are large."""
     line = t.lanes * 4 // ELEMENTS[p.work] * ELEMENTS[p.out] >= 64

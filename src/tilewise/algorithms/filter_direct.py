@@ -9,7 +9,7 @@ from ..core.algorithm import accumulation_error
 from ..core.cost import seconds
 from ..core.schedule import Schedule
 from ..core.target import Target
-from .filter_common import CpuFilter, can_stream, fits, tile
+from .filter_common import CpuFilter, can_stream, fits, strip, tile
 
 
 class FilterDirect(CpuFilter):
@@ -28,7 +28,7 @@ class FilterDirect(CpuFilter):
     def default(self, p: Any, t: Target) -> Schedule:
         rows, vectors = tile(p, t)
         chunk = max(n for n in range(1, 17) if n <= p.r and fits(t, rows, vectors, n))
-        return Schedule(rows=rows, vectors=vectors, strip=2048, chunk=chunk,
+        return Schedule(rows=rows, vectors=vectors, strip=strip(p, 2048), chunk=chunk,
                         stream=can_stream(p, t))
 
     def cost(self, p: Any, t: Target, s: Any) -> float:

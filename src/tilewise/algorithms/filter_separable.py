@@ -10,7 +10,7 @@ from ..core.cost import seconds
 from ..core.lowrank import TOLERANCE
 from ..core.schedule import Schedule
 from ..core.target import Target
-from .filter_common import CpuFilter, can_stream, fits, tile
+from .filter_common import CpuFilter, can_stream, fits, strip, tile
 
 
 class FilterSeparable(CpuFilter):
@@ -33,7 +33,7 @@ class FilterSeparable(CpuFilter):
     def default(self, p: Any, t: Target) -> Schedule:
         rows, vectors = tile(p, t)
         chunk = max(n for n in range(1, 17) if n <= p.r and fits(t, rows, vectors, n))
-        return Schedule(rows=rows, vectors=vectors, strip=1024, chunk=chunk,
+        return Schedule(rows=rows, vectors=vectors, strip=strip(p, 1024), chunk=chunk,
                         stream=can_stream(p, t))
 
     def cost(self, p: Any, t: Target, s: Any) -> float:

@@ -5,16 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ..algorithms import FILTERS
-from ..core.errors import InvalidProblem
-from ..core.filter import Filter
-from ..core.target import Target
-from ..runtime.filters import NAMES, FilterCall, FilterEngine, FilterExecutable, View, empty
-
-ENGINE = FilterEngine(FILTERS)
+from .image_arrays import on_arrays
+from .image_torch import on_tensors
 
 
 def filter2d(image: Any, kernel: Any, *, border: str = "zero", value: float = 0.0,
@@ -37,139 +31,6 @@ def filter2d(image: Any, kernel: Any, *, border: str = "zero", value: float = 0.
     array([4, 5, 6, 7], dtype=uint8)
     """
     if isinstance(image, Tensor):
-        from .image_torch import on_tensors
-
         return on_tensors(image, kernel, border, value, anchor, flip, out, dtype, algorithm)
     return on_arrays(image, np.asarray(kernel, np.float64), border, value, anchor, flip, out,
                      dtype, algorithm)
-
-
-def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, flip: bool,
-              out: Any, dtype: Any, algorithm: str | None) -> Any:
-    """filter2d of a NumPy array with a float64 kernel."""
-    image = np.asarray(image)
-    anchor = anchor if anchor is None else tuple(anchor)
-    key = (image.shape, image.strides, image.dtype, _signature(out), kernel.shape,
-           kernel.tobytes(), border, anchor, flip, dtype, algorithm, torch.get_num_threads())
-    call = ENGINE.calls.get(key)
-    if call is None:
-        call = ENGINE.calls.put(key, _call(image, kernel, border, anchor, flip, out, dtype,
-                                           algorithm))
-    if out is not None and (call.through_another or np.may_share_memory(image, out)):
-        out[...] = on_arrays(image, kernel, border, value, anchor, flip, None, out.dtype,
-                             algorithm)
-        return out
-    x = as_batch(image)
-    y = output_like(x, call.dtype) if out is None else as_batch(out)
-    if call.run is not None:
-        call.run(x, y, call.kernel, 0.0 if border == "zero" else float(value))
-    return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
-
-
-def _signature(out: Any) -> object:
-    """All of an output that a call can depend on."""
-    return None if out is None else (out.shape, out.strides, out.dtype, out.flags.aligned,
-                                     out.flags.writeable)
-
-
-def _call(image: Any, kernel: Any, border: str, anchor: Any, flip: bool, out: Any, dtype: Any,
-          algorithm: str | None) -> FilterCall:
-    """What is the same for every call with these arguments, whatever the pixels."""
-    _check(image, kernel, out, dtype)
-    x = as_batch(image)
-    kernel, at = oriented(kernel, anchor, flip)
-    y = output_like(x, np.dtype(dtype or image.dtype)) if out is None else as_batch(out)
-    if not _is_plain(y):
-        return FilterCall(y.dtype, through_another=True)
-    if not y.size:
-        return FilterCall(y.dtype)
-    run = _executable(x, y, kernel, border, at, algorithm)
-    return FilterCall(y.dtype, run, run.prepare(kernel))
-
-
-def _check(image: Any, kernel: Any, out: Any, dtype: Any) -> None:
-    if image.ndim not in (2, 3, 4):
-        raise InvalidProblem(f"image has shape {image.shape}, needs (H, W), (H, W, C) or "
-                             "(N, H, W, C)")
-    if kernel.ndim != 2 or 0 in kernel.shape:
-        raise InvalidProblem(f"kernel has shape {kernel.shape}, needs two sizes of at least 1")
-    if out is not None and out.shape != image.shape:
-        raise InvalidProblem(f"out has shape {out.shape}, needs that of the image, {image.shape}")
-    if out is not None and dtype is not None and np.dtype(dtype) != out.dtype:
-        raise InvalidProblem(f"dtype is {np.dtype(dtype)} and out is {out.dtype}, need one type")
-    if out is not None and not out.flags.writeable:
-        raise InvalidProblem("out is read-only, needs an array to write to")
-    for name, found in (("image", image.dtype),
-                        ("the result", np.dtype(dtype or (image if out is None else out).dtype))):
-        if found not in NAMES:
-            raise InvalidProblem(f"{name} is {found}, needs one of {', '.join(map(str, NAMES))}")
-
-
-def as_batch(image: Any) -> Any:
-    """As (N, H, W, C), without a copy."""
-    if image.ndim == 2:
-        return image[None, :, :, None]
-    return image[None] if image.ndim == 3 else image
-
-
-def oriented(kernel: Any, anchor: Any, flip: bool) -> tuple[Any, tuple[int, int]]:
-    """Kernel and anchor of the correlation that is asked for."""
-    r, s = kernel.shape
-    row, column = (r // 2, s // 2) if anchor is None else map(int, anchor)
-    if flip:
-        return kernel[::-1, ::-1], (r - 1 - row, s - 1 - column)
-    return kernel, (row, column)
-
-
-def is_interleaved(shape: Any, strides: Any, item: int) -> bool:
-    """Whether the channels of a pixel, and the pixels of a row, lie side by side."""
-    _, _, w, c = shape
-    return (c == 1 or strides[3] == item) and (w == 1 or strides[2] == c * item)
-
-
-def is_planar(shape: Any, strides: Any, item: int) -> bool:
-    """Whether every channel is a plane of its own, with its pixels side by side."""
-    return shape[2] == 1 or strides[2] == item
-
-
-def _is_plain(y: Any) -> bool:
-    """Whether kernels can write it."""
-    return y.flags.aligned and (is_interleaved(y.shape, y.strides, y.itemsize) or is_planar(
-        y.shape, y.strides, y.itemsize))
-
-
-def output_like(x: Any, dtype: Any) -> Any:
-    """An array for the result, laid out like the image: channels in pixels, or in planes."""
-    n, h, w, c = x.shape
-    apart = is_planar(x.shape, x.strides, x.itemsize) and not is_interleaved(
-        x.shape, x.strides, x.itemsize)
-    return empty((n, c, h, w), dtype).transpose(0, 2, 3, 1) if apart else empty(x.shape, dtype)
-
-
-def _executable(x: Any, y: Any, kernel: Any, border: str, anchor: tuple[int, int],
-                algorithm: str | None) -> FilterExecutable:
-    threads = torch.get_num_threads()
-    work = "f64" if np.float64 in (x.dtype, y.dtype) else "f32"
-    rank = ENGINE.rank(kernel, work)
-    key = (x.shape, x.strides, x.dtype, y.strides, y.dtype, kernel.shape, rank, border, anchor,
-           algorithm, threads)
-    found = ENGINE.ready.get(key)
-    if found is None:
-        p = _problem(x, y, kernel.shape, border, anchor, rank)
-        plan = ENGINE.plan_filter(p, Target.host(threads=threads), algorithm)
-        planes = x.shape[3] // p.c
-        found = ENGINE.ready.put(
-            key, ENGINE.build_for(plan, View(x.strides, planes), View(y.strides, planes)))
-    return found
-
-
-def _problem(x: Any, y: Any, sizes: tuple[int, int], border: str, anchor: tuple[int, int],
-             rank: int) -> Filter:
-    """The filter in the order of its output: by pixels if it can be, else by planes."""
-    n, h, w, c = x.shape
-    together = is_interleaved(y.shape, y.strides, y.itemsize)
-    n, c = (n, c) if together else (n * c, 1)
-    side_by_side = is_interleaved if together else is_planar
-    return Filter(n, h, w, c, *sizes, anchor, border, NAMES[x.dtype], NAMES[y.dtype], rank,
-                  strided=not side_by_side(x.shape, x.strides, x.itemsize),
-                  in_lines=y.strides[1] % 64 == 0)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..core.borders import BORDERS, CONSTANT, sources
 from ..core.errors import InvalidProblem
-from .image import is_interleaved, is_planar, on_arrays
+from .image_arrays import is_interleaved, is_planar, on_arrays
 from .ops import _LIBRARY, wants_gradient
 
 
