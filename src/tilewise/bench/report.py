@@ -33,7 +33,8 @@ h1, h2, p { overflow-wrap: anywhere } h1 { font-size: 1.5rem; line-height: 1.2; 
 h2 { font-size: 1.15rem;
   margin: 2.2rem 0 .4rem; border-top: 1px solid #e3e8ed; padding-top: 1rem }
 p.lead { font-size: 1.1rem } .faint, figcaption { color: #667380; font-size: .85rem }
-figure { margin: 1rem 0; max-width: 44rem } svg { width: 100%; height: auto; display: block }
+figure { margin: 1rem 0; max-width: 44rem } figcaption { margin-top: .4rem }
+svg { width: 100%; height: auto; display: block }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: .82rem; width: 100%;
   font-variant-numeric: tabular-nums } th { text-align: left; color: #667380; font-weight: 500 }
 td, th { padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #eef1f4; vertical-align: top }
