@@ -1,6 +1,7 @@
 """The matrix unit's multiply as a share of its peak, measured in turns on one thread.
 
-    python benchmarks/amx.py
+    python benchmarks/amx.py             # speed of the multiply
+    python benchmarks/amx.py --errors    # of whole convolutions, against float64; times nothing
 
 Both operands are packed; every multiplication of bfloat16 parts counts.
 """
@@ -8,10 +9,14 @@ Both operands are packed; every multiplication of bfloat16 parts counts.
 from __future__ import annotations
 
 import ctypes
+import sys
 
 import torch
+from torch.nn import functional as F
 
+from tilewise.core import Problem, Target
 from tilewise.core.isa import ISA
+from tilewise.frontend.ops import ENGINE
 from tilewise.kernels.cpu import amx, jit, memory, peak
 from tilewise.kernels.cpu.emit import Module
 from tilewise.kernels.cpu.microkernel import Walk
@@ -19,6 +24,8 @@ from tilewise.kernels.cpu.parts import PARTS, pack_columns, split_tensor
 from tilewise.planner.measure import interleaved
 
 SIZES = ((256, 256, 256), (512, 512, 512), (256, 1024, 1024), (1024, 1024, 256))
+LAYERS = ("n1c64h28w28k64r3s3p1_f32_forward", "n1c512h14w14k512r3s3p1_f32_forward",
+          "n1c512h14w14k512r1s1_f32_forward")
 ROUNDS, BUDGET = 999, 3.0
 PANEL = 16 << 10  # bytes of a panel of B that is used again and again
 
@@ -85,8 +92,26 @@ def share(m, n, k, products):
     return operations * count / mine.minimum / (most / best.minimum), float(error)
 
 
+def errors() -> None:
+    """Of each algorithm with each number of products, on non-negative inputs."""
+    for text in LAYERS:
+        p, t = Problem.parse(text), Target.host("amx", 2)
+        x = torch.randn(p.n, p.c, p.h, p.w).relu().contiguous(memory_format=torch.channels_last)
+        weight = torch.randn(p.k, p.c, p.r, p.s)
+        exact = F.conv2d(x.double(), weight.double(), None, p.stride, p.padding[0])
+        for answer in ENGINE.planner.candidates(p, t):
+            if answer.plan and "products" in answer.plan.schedule:
+                run = ENGINE.build(answer.plan)
+                y = run(x, run.prepare(weight), None, None)
+                error = float((y - exact).norm() / exact.norm())
+                print(f"{p} {answer.algorithm}, {answer.plan.schedule['products']} products: "
+                      f"{error:.1e}, declared {answer.plan.error:.1e}", flush=True)
+
+
 def main() -> None:
     torch.manual_seed(0)
+    if "--errors" in sys.argv:
+        return errors()
     for threads in (1, 2):
         top, operations = peak.tile_runner(threads)
         best = interleaved([top], rounds=200, budget=2)[0].minimum
