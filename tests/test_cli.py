@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import tilewise
 from tilewise.cli import MISSING, NO, OK, USAGE, main
@@ -17,10 +19,14 @@ TINY = "n1c8h8w8k8r3s3p1_f32_forward+bias+relu"
 
 
 @pytest.fixture(autouse=True)
-def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    threads = torch.get_num_threads()
     monkeypatch.setenv("TILEWISE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     tilewise.wisdom.forget()
+    yield
+    tilewise.wisdom.forget()
+    torch.set_num_threads(threads)
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> object:

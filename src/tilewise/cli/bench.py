@@ -138,7 +138,7 @@ def _measure(subjects: list[Any], output: Path | None, json: bool, *, against: s
     machine = facts(options.threads) if keep else {}
     rows: list[Row] = []
     plans: list[dict[str, Any]] = []
-    contenders = 3 + len([name for name in names if name != "torch"])
+    contenders = 4 + len([name for name in names if name != "torch"])
     for make in subjects:
         with progress("starting", total=options.rounds * contenders) as tell:
             what = make()
