@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
     except SystemExit as end:
         code = end.code
     except TilewiseError as error:
-        errors.print(str(error), style="red", markup=False, highlight=False)
+        errors.print(str(error), style="red", markup=False, soft_wrap=True)
         return next((code for kind, code in CODES.items() if isinstance(error, kind)), USAGE)
     except KeyboardInterrupt:
         return 130

@@ -129,7 +129,7 @@ def _entries(file: Path | None) -> dict[str, Any]:
         warnings.simplefilter("always")
         found.load(_place(file))
     for complaint in complaints:
-        errors.print(str(complaint.message), style="yellow", markup=False)
+        errors.print(str(complaint.message), style="yellow", markup=False, soft_wrap=True)
     return found.entries
 
 
