@@ -52,7 +52,7 @@ def test_wrong_usage_has_its_exit_code(arguments: list[str],
 
 
 def test_a_slip_of_the_finger_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "vgg61"]) == USAGE
+    assert main(["explain", "vgg-16"]) == USAGE
     assert "did you mean vgg16?" in capsys.readouterr().err
 
 
