@@ -122,7 +122,8 @@ def test_weights_changed_behind_autograds_back_are_used():
 def test_training_mode_trains(model):
     own = copy.deepcopy(model)
     fast, x = tilewise.optimize(own), image(own, 4)
-    for net in (own, fast):
+    exact = copy.deepcopy(own).double()
+    for net in (own, fast, exact):
         net.train()
         for module in net.modules():  # dropout draws differently
             if isinstance(module, nn.Dropout):
@@ -130,7 +131,8 @@ def test_training_mode_trains(model):
     statistics = copy.deepcopy(own.state_dict())
     expected = own(x)
     expected.square().mean().backward()
-    wanted = {name: p.grad.clone() for name, p in own.named_parameters()}
+    torchs = {name: p.grad.clone() for name, p in own.named_parameters()}
+    exact(x.double()).square().mean().backward()
     changed = copy.deepcopy(own.state_dict())
     own.zero_grad()
     own.load_state_dict(statistics)
@@ -138,8 +140,13 @@ def test_training_mode_trains(model):
     y.square().mean().backward()
     assert error(y, expected.double()) < 1e-3
     got = dict(fast.named_parameters())
-    for name, grad in wanted.items():
-        assert error(got[name].grad, grad.double()) < 2e-2 or grad.norm() < 1e-4, name
+    grads = {name: p.grad for name, p in exact.named_parameters() if p.grad.norm() > 1e-4}
+    # deep nets amplify every rounding, and a value near zero may pass ReLU in one of them only:
+    # torch's own error is the measure
+    most = 4 * max(error(torchs[name], grad) for name, grad in grads.items()) + 1e-5
+    assert most < 0.1
+    for name, grad in grads.items():
+        assert error(got[name].grad, grad) < most, name
     for name, value in fast.state_dict().items():
         torch.testing.assert_close(value, changed[name], rtol=1e-3, atol=1e-4)
 
