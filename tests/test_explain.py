@@ -17,9 +17,9 @@ TIME = r"\d+\.\d us estimate +\d+\.\d GF/s  error <= \de-\d\d  "
 
 
 def rows(text: str) -> dict[str, str]:
-    """What is said of each algorithm."""
+    """What is said first of each algorithm: the matrix unit gives one several lines."""
     lines = [line[2:].split(maxsplit=1) for line in text.splitlines()[2:]]
-    return dict(lines)
+    return dict(reversed(lines))
 
 
 def test_a_float64_problem_shows_refusals() -> None:
