@@ -62,15 +62,16 @@ def _layers(result: dict[str, Any]) -> list[str]:
 
 
 def _ladder(result: dict[str, Any]) -> list[str]:
-    lines = ["| rung | ms | GFLOP/s | of peak | moved MB | workspace MB | error | gain | why |",
-             "|---|--:|--:|--:|--:|--:|--:|--:|---|"]
+    lines = ["| rung | ms | GFLOP/s | of peak | moved MB | workspace MB | error | gain |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|"]
     for row in result["rows"]:
         cells = [row["name"], _format(row["minimum"], 1e3, ".3g"), _format(row["gflops"], 1, ".0f"),
                  _format(row["share"], 1, ".0%"), _format(row["bytes"], 1e-6, ".0f"),
                  _format(row["workspace"], 1e-6, ".1f"), _format(row["error"], 1, ".1e"),
-                 _format(row["gain"], 1, ".2f"), row["why"]]
+                 _format(row["gain"], 1, ".2f")]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return [*lines, "", *(f"- **{row['name']}**: {row['why']}." for row in result["rows"]
+                          if row["kind"] == "rung")]
 
 
 def _format(value: float | None, scale: float, how: str) -> str:
