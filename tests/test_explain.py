@@ -18,8 +18,10 @@ TIME = r"\d+\.\d us estimate +\d+\.\d GF/s  error <= \de-\d\d  "
 
 def rows(text: str) -> dict[str, str]:
     """What is said first of each algorithm: the matrix unit gives one several lines."""
-    lines = [line[2:].split(maxsplit=1) for line in text.splitlines()[2:]]
-    return dict(reversed(lines))
+    found: dict[str, str] = {}
+    for name, line in (line[2:].split(maxsplit=1) for line in text.splitlines()[2:]):
+        found.setdefault(name, line)
+    return found
 
 
 def test_a_float64_problem_shows_refusals() -> None:
