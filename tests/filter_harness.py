@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from harness import PAGE, Mismatch, Region
+from guarded import PAGE, Mismatch, Region
 
 import tilewise
 from tilewise.core.borders import BORDERS, CONSTANT, sources

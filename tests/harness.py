@@ -1,102 +1,40 @@
-"""Runs kernels between unmapped pages and judges what they leave behind.
-
-Generated code has no bounds checks. Every buffer therefore touches a page that cannot be read,
-once with its end and once with its start, and the rest of its own pages is NaN that must stay.
-"""
+"""Runs kernels between unmapped pages and judges what they leave behind."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import math
-import mmap
 import os
 import random
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from guarded import Mismatch, launch_guarded
 from torch.nn import functional as F
 
 from tilewise.algorithms import ALGORITHMS
+from tilewise.algorithms.reference import data_gradient
 from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule, Target
 from tilewise.kernels.cpu import launch, threads
+from tilewise.planner.planner import inner_problem
+from tilewise.runtime import masks
+from tilewise.runtime.executable import mirror
 
 GENERATED: dict[str, Algorithm] = {
     a.name: a for a in ALGORITHMS if a.takes == "addresses" and "forward" in a.directions}
+WEIGHT_GRADIENTS: dict[str, Algorithm] = {
+    a.name: a for a in ALGORITHMS if a.takes == "addresses" and "backward_weight" in a.directions}
+DIRECTIONS = {"forward": GENERATED, "backward_data": GENERATED,
+              "backward_weight": WEIGHT_GRADIENTS}
 THREADS = 2
-PAGE = mmap.PAGESIZE
-LIBC = ctypes.CDLL(None, use_errno=True)
-PROT_NONE = 0
-UNTOUCHED = 0x7FC0_DEAD  # a NaN that no arithmetic makes
-
-
-class Mismatch(AssertionError):
-    """A kernel left something else than it should have."""
-
-
-# memory
-
-
-class Region:
-    """Writable pages with an unmapped one on either side."""
-
-    def __init__(self, pages: int) -> None:
-        self.pages = pages
-        self.memory = mmap.mmap(-1, (pages + 2) * PAGE)
-        self.floats = torch.frombuffer(self.memory, dtype=torch.float32, offset=PAGE,
-                                       count=pages * PAGE // 4)
-        self.bits = self.floats.view(torch.int32)
-        for guard in (self.floats.data_ptr() - PAGE, self.floats.data_ptr() + pages * PAGE):
-            if LIBC.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(PAGE), PROT_NONE):
-                raise OSError(ctypes.get_errno(), "mprotect failed")
-
-
-class Buffer:
-    """Some floats of a region, flush with the unmapped page at its "start" or its "end"."""
-
-    def __init__(self, region: Region, count: int, side: str) -> None:
-        self.region, room = region, region.floats.numel()
-        self.first = room - count if side == "end" else 0
-        self.last = self.first + count
-        self.values = region.floats[self.first:self.last]
-        self.address = region.floats.data_ptr() + 4 * self.first
-        region.bits.fill_(UNTOUCHED)
-
-    def around_untouched(self) -> bool:
-        """Whether nothing was written beside the buffer."""
-        before, after = self.region.bits[:self.first], self.region.bits[self.last:]
-        return bool((before == UNTOUCHED).all() and (after == UNTOUCHED).all())
-
-
-class Arena:
-    """Guarded buffers; regions are used again, since mapping them is slow."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[Region]] = defaultdict(list)
-
-    @contextmanager
-    def buffers(self, counts: Iterable[int], side: str) -> Iterator[list[Buffer]]:
-        held = [Buffer(self._region(count), count, side) for count in counts]
-        try:
-            yield held
-        finally:
-            for buffer in held:
-                self._free[buffer.region.pages].append(buffer.region)
-
-    def _region(self, count: int) -> Region:
-        pages = max(1, -(-4 * count // PAGE))
-        return self._free[pages].pop() if self._free[pages] else Region(pages)
-
-
-ARENA = Arena()
 
 
 # data
@@ -104,17 +42,22 @@ ARENA = Arena()
 
 @dataclass(frozen=True)
 class Operands:
-    """float32 inputs of a problem as (N, C, H, W) tensors; what the epilogue lacks is None."""
+    """float32 inputs of a problem as (N, C, H, W) tensors; what the epilogue lacks is None.
+
+    For the gradient of the input, x is that of the output; for the gradient of the weight, the
+    weight is.
+    """
 
     x: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
     residual: torch.Tensor | None
 
-    def first(self, n: int) -> Operands:
-        """The first n images."""
-        residual = None if self.residual is None else self.residual[:n]
-        return Operands(self.x[:n], self.weight, self.bias, residual)
+    def first(self, p: Problem) -> Operands:
+        """Those of as many images as the problem has."""
+        weight = self.weight[:p.n] if p.direction == "backward_weight" else self.weight
+        residual = None if self.residual is None else self.residual[:p.n]
+        return Operands(self.x[:p.n], weight, self.bias, residual)
 
 
 def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Operands:
@@ -126,22 +69,27 @@ def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Op
             return torch.randint(-4, 5, shape, generator=rng, dtype=torch.float32)
         return torch.randn(shape, generator=rng)
 
-    x = draw(p.n, p.c, p.h, p.w)
+    def image(*shape: int) -> torch.Tensor:
+        return draw(*shape).relu() if non_negative else draw(*shape)
+
+    inside, outside = (p.n, p.c, p.h, p.w), (p.n, p.k, p.conv_h, p.conv_w)
+    if p.direction == "backward_weight":
+        return Operands(image(*inside), draw(*outside), None, None)
     return Operands(
-        x.relu() if non_negative else x, draw(p.k, p.group_c, p.r, p.s),
+        image(*(outside if p.direction == "backward_data" else inside)),
+        draw(p.k, p.group_c, p.r, p.s),
         draw(p.k) if p.epilogue.bias else None,
-        draw(p.n, p.k, p.conv_h, p.conv_w) if p.epilogue.residual else None)
+        draw(*outside) if p.epilogue.residual else None)
 
 
 def exact(p: Problem, o: Operands) -> torch.Tensor:
-    """The answer in float64; `reference.convolve` as one product over all windows."""
-    top, bottom, left, right = p.padding
-    x = F.pad(o.x.double(), (left, right, top, bottom))
-    n, c, h, w = x.stride()
-    windows = x.as_strided(
-        (p.n, p.groups, p.group_c, p.conv_h, p.conv_w, p.r, p.s),
-        (n, p.group_c * c, c, p.stride[0] * h, p.stride[1] * w, p.dilation[0] * h,
-         p.dilation[1] * w))
+    """The answer in float64; `reference.solve`, where it can be as one product over all windows."""
+    if p.direction == "backward_data":
+        return data_gradient(p, o.x, o.weight)
+    windows = _windows(p, o.x)
+    if p.direction == "backward_weight":
+        grad = o.weight.double().unflatten(1, (p.groups, p.group_k))
+        return torch.einsum("ngchwrs,ngkhw->gkcrs", windows, grad).flatten(0, 1)
     weight = o.weight.double().unflatten(0, (p.groups, p.group_k))
     y = torch.einsum("ngchwrs,gkcrs->ngkhw", windows, weight).flatten(1, 2)
     if o.bias is not None:
@@ -151,6 +99,17 @@ def exact(p: Problem, o: Operands) -> torch.Tensor:
     if p.epilogue.activation:
         y = getattr(F, p.epilogue.activation)(y)
     return F.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y
+
+
+def _windows(p: Problem, x: torch.Tensor) -> torch.Tensor:
+    """What every output sees, in float64: (n, group, c, conv_h, conv_w, r, s)."""
+    top, bottom, left, right = p.padding
+    x = F.pad(x.double(), (left, right, top, bottom))
+    n, c, h, w = x.stride()
+    return x.as_strided(
+        (p.n, p.groups, p.group_c, p.conv_h, p.conv_w, p.r, p.s),
+        (n, p.group_c * c, c, p.stride[0] * h, p.stride[1] * w, p.dilation[0] * h,
+         p.dilation[1] * w))
 
 
 def spread(p: Problem, o: Operands) -> torch.Tensor:
@@ -182,22 +141,34 @@ def last_worker_alone() -> Any:
 def run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, prepared: Any,
         side: str = "end") -> torch.Tensor:
     """The output of a kernel, every buffer of which touches an unmapped page."""
-    kernel, scratch_bytes = algorithm.build(p, t, s), algorithm.workspace(p, t, s)
-    sources = [laid_out(o.x, p), prepared.flatten(), o.bias, laid_out(o.residual, p)]
-    counts = [0 if source is None else source.numel() for source in sources]
-    counts += [p.n * p.out_h * p.out_w * p.k, -(-scratch_bytes // 4)]
-    with ARENA.buffers(counts, side) as buffers:
-        for buffer, source in zip(buffers, sources):
-            if source is not None:
-                buffer.values.copy_(source)
-        x, weight, bias, residual, y, scratch = (buffer.address for buffer in buffers)
-        kernel(x, weight, bias if o.bias is not None else 0,
-               residual if o.residual is not None else 0, y, scratch, p.n, t.threads)
-        _check_memory(buffers, sources)
-        out = buffers[4].values.clone()
-    if p.layout == "nchw":
-        return out.view(p.n, p.k, p.out_h, p.out_w)
-    return out.view(p.n, p.out_h, p.out_w, p.k).permute(0, 3, 1, 2)
+    return run_masked(algorithm, p, t, s, o, prepared, side)[0]
+
+
+def run_masked(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands,
+               prepared: Any, side: str = "end") -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The output and, where the problem asks for one, its mask."""
+    given = {"x": laid_out(o.x, p), "weight": prepared.flatten(), "bias": o.bias,
+             "residual": laid_out(o.residual, p)}
+    made = {"y": math.prod(p.result_shape), "scratch": -(-algorithm.workspace(p, t, s) // 4)}
+    if p.epilogue.mask:
+        made["mask"] = math.prod(masks.shape(p, t))
+    found = launch_guarded(algorithm.build(p, t, s), given, made, p.n, t.threads, side)
+    mask = found["mask"].view(masks.shape(p, t)) if p.epilogue.mask else None
+    a, b, c, d = p.result_shape
+    if p.layout == "nchw" or p.direction == "backward_weight":
+        return found["y"].view(a, b, c, d), mask
+    return found["y"].view(a, c, d, b).permute(0, 3, 1, 2), mask
+
+
+def prepare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule,
+            weight: torch.Tensor) -> torch.Tensor:
+    """The second operand as the kernel takes it."""
+    if p.direction == "backward_weight":
+        return laid_out(weight, p)
+    inner = inner_problem(algorithm, p)
+    if inner.direction != p.direction:
+        weight = mirror(weight, p.groups)
+    return algorithm.prepare(inner, t, s, weight)
 
 
 def laid_out(images: torch.Tensor | None, p: Problem) -> torch.Tensor | None:
@@ -205,16 +176,6 @@ def laid_out(images: torch.Tensor | None, p: Problem) -> torch.Tensor | None:
     if images is None:
         return None
     return (images if p.layout == "nchw" else images.permute(0, 2, 3, 1)).flatten()
-
-
-def _check_memory(buffers: Sequence[Buffer], sources: Sequence[torch.Tensor | None]) -> None:
-    names = ("x", "weight", "bias", "residual", "y", "scratch")
-    for name, buffer in zip(names, buffers):
-        if not buffer.around_untouched():
-            raise Mismatch(f"wrote beside {name}")
-    for name, buffer, source in zip(names, buffers, sources):
-        if source is not None and not torch.equal(buffer.values, source):
-            raise Mismatch(f"wrote to {name}")
 
 
 def compare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str, y: torch.Tensor,
@@ -246,18 +207,31 @@ def check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int = 
     for kind, side, workers in (("integers", "end", last_worker_alone),
                                 ("floats", "start", nullcontext)):
         o = operands(largest, kind, seed, non_negative=seed % 3 == 0)
-        expected, scale = exact(largest, o), spread(largest, o)
-        prepared = algorithm.prepare(p, t, s, o.weight)
-        for n in batches:
-            q = p.with_(n=n)
+        for q, part, expected, scale in _answers(largest, o, batches):
+            inner = inner_problem(algorithm, q)
+            prepared = prepare(algorithm, q, t, s, part.weight)
             try:
                 with workers():
-                    y = run(algorithm, q, t, s, o.first(n), prepared, side)
-                compare(algorithm, q, t, s, kind, y, expected[:n], scale[:n])
+                    y = run(algorithm, inner, t, s, part, prepared, side)
+                compare(algorithm, inner, t, s, kind, y, expected, scale)
             except Mismatch as mismatch:
                 raise Mismatch(f"{describe(algorithm, q, t, s)}: {mismatch}") from None
             compared += 1
     return compared
+
+
+def _answers(p: Problem, o: Operands, batches: Sequence[int]) -> Iterator[
+        tuple[Problem, Operands, torch.Tensor, torch.Tensor]]:
+    """For each batch size: the problem, its operands, what is exact and how large sums are."""
+    sums = p.direction == "backward_weight"  # over the images
+    expected, scale = (None, None) if sums else (exact(p, o), spread(p, o))
+    for n in batches:
+        q = p.with_(n=n)
+        part = o.first(q)
+        if sums:
+            yield q, part, exact(q, part), spread(q, part)
+        else:
+            yield q, part, expected[:n], scale[:n]
 
 
 def describe(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> str:

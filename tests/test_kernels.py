@@ -8,24 +8,21 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import harness
 import pytest
 import torch
+from cases import ROWS, Jobs, check_counts, jobs_of, run_cases, runs
+from guarded import ARENA
 from harness import GENERATED, Crash, Mismatch, in_process
 from torch.nn import functional as F
 
 import tilewise
 from tilewise.algorithms.reference import convolve
 from tilewise.core import ISA, Algorithm, Problem, Schedule, Target
-from tilewise.core.isa import available
 from tilewise.planner.planner import inner_problem
 
-ROWS = [pytest.param(row, marks=pytest.mark.skipif(
-    row not in [isa.name for isa in available()], reason=f"this machine has no {row}"))
-    for row in ("generic", "avx2", "avx512")]
 CHUNKS = 4
 SHAPES = 780  # on each row of ISA
 BATCHES = 4  # sizes that share a shape, and so a kernel; some shapes are also run empty
@@ -68,50 +65,9 @@ REPEATED = {"cpu_direct": 9}  # two schedules, where four divides the channels o
 # in processes of their own: a kernel may crash
 
 
-class Case(NamedTuple):
-    """A shape with its batch sizes, and what runs it."""
-
-    number: int
-    problem: Problem
-    batches: list[int]
-    algorithm: str
-
-
-def random_cases(row: str) -> list[Case]:
-    """The cases of a row; algorithms take turns on what they accept, with what they fuse."""
-    rng, target = random.Random(f"cases of {row}"), Target.host(row, harness.THREADS)
-    cases, turns = [], Counter()
-    for number in range(SHAPES):
-        p = harness.random_problem(rng)
-        able = tuple(name for name, a in GENERATED.items()
-                     if not a.reject(inner_problem(a, p), target))
-        name = able[turns[able] % len(able)]
-        layouts = sorted(GENERATED[name].layouts)
-        p = p.with_(layout=layouts[turns[able] // len(able) % len(layouts)])
-        p = inner_problem(GENERATED[name], p)
-        turns[able] += 1
-        empty = [0] if rng.random() < 0.15 else []
-        cases.append(Case(number, p, empty + rng.sample(range(1, 7), BATCHES), name))
-    return cases
-
-
 def run_random_cases(row: str, chunk: int) -> dict[str, Any]:
     """One chunk of the cases of a row: what ran, and what was wrong."""
-    target = Target.host(row, harness.THREADS)
-    ran: dict[str, list[str]] = {name: [] for name in GENERATED}
-    failures, compared = [], 0
-    for number, p, batches, name in random_cases(row)[chunk::CHUNKS]:
-        algorithm, rng = GENERATED[name], random.Random(f"schedule {number} of {row}")
-        p = p.with_(n=rng.choice(batches))
-        s = (harness.random_schedule(algorithm, p, target, rng) if number // CHUNKS % 2
-             else algorithm.default(p, target))
-        print(harness.describe(algorithm, p, target, s), batches)
-        try:
-            compared += harness.check(algorithm, p, target, s, number, batches)
-            ran[name] += [str(p.with_(n=n)) for n in batches]
-        except Mismatch as mismatch:
-            failures.append(str(mismatch))
-    return {"ran": ran, "failures": failures, "compared": compared}
+    return run_cases(row, "forward", SHAPES, BATCHES, chunk, CHUNKS)
 
 
 def run_spaces(row: str) -> dict[str, Any]:
@@ -176,7 +132,7 @@ def _default_and_split(algorithm: Any, p: Problem, target: Target) -> list[Any]:
 
 def read_beside(side: str, offset: int) -> float:
     """Read a float next to a guarded buffer of five."""
-    with harness.ARENA.buffers([5], side) as (buffer,):
+    with ARENA.buffers([5], side) as (buffer,):
         buffer.values.fill_(1.0)
         print(f"reading at {side}{offset:+d}")
         return ctypes.c_float.from_address(buffer.address + 4 * offset).value
@@ -185,42 +141,10 @@ def read_beside(side: str, offset: int) -> float:
 # jobs run side by side while pytest waits for the first
 
 
-class Jobs:
-    """Functions of this file running in processes, as many at a time as there are cores."""
-
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
-        self._started: dict[tuple[Any, ...], Future[Any]] = {}
-
-    def start(self, *job: Any) -> Future[Any]:
-        if job not in self._started:
-            function, *args = job
-            self._started[job] = self._pool.submit(in_process, f"test_kernels:{function}", *args)
-        return self._started[job]
-
-    def result(self, *job: Any) -> Any:
-        return self.start(*job).result()
-
-
 @pytest.fixture(scope="module")
 def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
-    pool = ThreadPoolExecutor(os.cpu_count())
-    found = Jobs(pool)
-    for item in request.session.items:
-        job = getattr(getattr(item, "function", None), "job", None)
-        skipped = any(mark.args[0] for mark in item.iter_markers("skipif"))
-        if job and not skipped:
-            found.start(job, *item.callspec.params.values())
-    yield found
-    pool.shutdown(cancel_futures=True)
-
-
-def runs(job: str) -> Any:
-    """Mark a test as one that waits for a job with its own parameters."""
-    def mark(test: Any) -> Any:
-        test.job = job
-        return test
-    return mark
+    with jobs_of(request, os.cpu_count() or 1) as found:
+        yield found
 
 
 # the tests
@@ -233,20 +157,13 @@ def runs(job: str) -> Any:
 def test_random_problems(jobs: Jobs, row: str, chunk: int) -> None:
     result = jobs.result("run_random_cases", row, chunk)
     assert result["failures"] == []
-    assert result["compared"] == 2 * sum(len(ran) for ran in result["ran"].values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_random_problems_are_many_and_reach_every_algorithm(jobs: Jobs, row: str) -> None:
     results = [jobs.result("run_random_cases", row, chunk) for chunk in range(CHUNKS)]
-    for name in GENERATED:
-        seen = {problem for result in results for problem in result["ran"][name]}
-        assert len(seen) >= FLOOR, name
-    problems = {p for result in results for ran in result["ran"].values() for p in ran}
-    assert len({p for p in problems if not p.startswith("n0")}) >= LEAST
-    assert sum(p.startswith("n0") for p in problems) >= 50
-    assert sum(result["compared"] for result in results) >= 2 * LEAST
+    check_counts(results, LEAST, FLOOR, 50)
 
 
 @pytest.mark.slow
@@ -311,7 +228,7 @@ def test_buffers_touch_an_unmapped_page(side: str, offset: int) -> None:
 
 def test_writes_within_the_page_are_noticed() -> None:
     for side in ("start", "end"):
-        with harness.ARENA.buffers([5], side) as (buffer,):
+        with ARENA.buffers([5], side) as (buffer,):
             buffer.values.fill_(1.0)
             assert buffer.around_untouched()
             beside = buffer.last if side == "start" else buffer.first - 1

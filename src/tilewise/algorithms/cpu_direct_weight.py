@@ -66,7 +66,7 @@ def _default(p: Problem, t: Target) -> Schedule:
     algorithm = CpuDirectWeight()
     likely = [Schedule(order="parts", tiles=tiles, blocks=1, parts=parts, rows=rows,
                        vectors=vectors, unroll=4)
-              for rows in (4, 8) for vectors in (1, 2, 3, 4, 5, 6)
+              for rows in {min(4, t.lanes), min(8, t.lanes)} for vectors in (1, 2, 3, 4, 5, 6)
               if t.lanes % rows == 0 and fits(t, rows, vectors)
               and (vectors - 1) * t.lanes < columns]
     return min(likely, key=lambda s: algorithm.cost(p, t, s))

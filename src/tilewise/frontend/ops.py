@@ -336,9 +336,12 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         p = problem_of(x, weight, None, None, *ctx.options, *tail)
         return *by_torch(p, grad, x, weight, mask, wants), *[None] * 8
-    found = _BACKWARD(grad, x, weight, mask, *ctx.options, *tail, wants, ctx.max_error)
-    return (*(part if wanted else None for part, wanted in zip(found, wants, strict=True)),
-            *[None] * 8)
+    # an operator may not return what it was given: without a mask, that is the residual's gradient
+    asked = [*wants[:3], wants[3] and mask is not None]
+    found = _BACKWARD(grad, x, weight, mask, *ctx.options, *tail, asked, ctx.max_error)
+    *parts, residual = (part if wanted else None
+                        for part, wanted in zip(found, asked, strict=True))
+    return *parts, grad if wants[3] and mask is None else residual, *[None] * 8
 
 
 # defined at this level and not by custom_op: a third of the time of a call

@@ -1,0 +1,116 @@
+"""Memory between unmapped pages, for code that checks no bounds.
+
+Every buffer touches a page that cannot be read, once with its end and once with its start, and
+the rest of its own pages is NaN that must stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+
+PAGE = mmap.PAGESIZE
+LIBC = ctypes.CDLL(None, use_errno=True)
+PROT_NONE = 0
+UNTOUCHED = 0x7FC0_DEAD  # a NaN that no arithmetic makes
+
+
+class Mismatch(AssertionError):
+    """A kernel left something else than it should have."""
+
+
+class Region:
+    """Writable pages with an unmapped one on either side."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self.memory = mmap.mmap(-1, (pages + 2) * PAGE)
+        self.floats = torch.frombuffer(self.memory, dtype=torch.float32, offset=PAGE,
+                                       count=pages * PAGE // 4)
+        self.bytes = self.floats.view(torch.uint8)
+        self.untouched = torch.full((pages * PAGE // 4,), UNTOUCHED, dtype=torch.int32).view(
+            torch.uint8)
+        for guard in (self.floats.data_ptr() - PAGE, self.floats.data_ptr() + pages * PAGE):
+            if LIBC.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(PAGE), PROT_NONE):
+                raise OSError(ctypes.get_errno(), "mprotect failed")
+
+
+class Buffer:
+    """Some values of a region, flush with the unmapped page at its "start" or its "end"."""
+
+    def __init__(self, region: Region, count: int, side: str,
+                 dtype: torch.dtype = torch.float32) -> None:
+        self.region, values = region, region.bytes.view(dtype)
+        self.first = values.numel() - count if side == "end" else 0
+        self.last = self.first + count
+        self.values = values[self.first:self.last]
+        self.address = values.data_ptr() + dtype.itemsize * self.first
+        region.bytes.copy_(region.untouched)
+
+    def around_untouched(self) -> bool:
+        """Whether nothing was written beside the buffer."""
+        region, size = self.region, self.values.element_size()
+        return all(torch.equal(region.bytes[part], region.untouched[part])
+                   for part in (slice(self.first * size), slice(self.last * size, None)))
+
+
+class Arena:
+    """Guarded buffers; regions are used again, since mapping them is slow."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Region]] = defaultdict(list)
+
+    @contextmanager
+    def buffers(self, counts: Iterable[int], side: str,
+                dtypes: Iterable[torch.dtype] = ()) -> Iterator[list[Buffer]]:
+        """Buffers of floats, or of the types that are told."""
+        held = [Buffer(self._region(count * dtype.itemsize), count, side, dtype)
+                for count, dtype in zip(counts, chain(dtypes, repeat(torch.float32)))]
+        try:
+            yield held
+        finally:
+            for buffer in held:
+                self._free[buffer.region.pages].append(buffer.region)
+
+    def _region(self, size: int) -> Region:
+        pages = max(1, -(-size // PAGE))
+        return self._free[pages].pop() if self._free[pages] else Region(pages)
+
+
+ARENA = Arena()
+
+
+WORDS = ("x", "weight", "bias", "residual", "y", "scratch", "mask")  # what a kernel is called with
+
+
+def launch_guarded(kernel: Any, given: dict[str, torch.Tensor | None], made: dict[str, int],
+                   n: int, threads_: int, side: str) -> dict[str, torch.Tensor]:
+    """What a kernel makes, as so many values, of what it is given and may not change."""
+    sources = {name: source for name, source in given.items() if source is not None}
+    counts = {name: source.numel() for name, source in sources.items()} | made
+    dtypes = {name: torch.uint8 if name == "mask" else torch.float32 for name in made} | {
+        name: source.dtype for name, source in sources.items()}
+    with ARENA.buffers(counts.values(), side, [dtypes[name] for name in counts]) as held:
+        buffers = dict(zip(counts, held))
+        for name, source in sources.items():
+            buffers[name].values.copy_(source)
+        x, weight, bias, residual, y, scratch, mask = (
+            buffers[name].address if name in buffers else 0 for name in WORDS)
+        kernel(x, weight, bias, residual, y, scratch, n, threads_, mask)
+        _check_memory(buffers, sources)
+        return {name: buffers[name].values.clone() for name in made}
+
+
+def _check_memory(buffers: dict[str, Buffer], sources: dict[str, torch.Tensor]) -> None:
+    for name, buffer in buffers.items():
+        if not buffer.around_untouched():
+            raise Mismatch(f"wrote beside {name}")
+        if name in sources and not torch.equal(buffer.values, sources[name]):
+            raise Mismatch(f"wrote to {name}")
