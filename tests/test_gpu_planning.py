@@ -124,6 +124,18 @@ def test_timing_without_a_driver_says_so():
                          effort="measure")
 
 
+def test_the_benchmark_says_in_one_line_that_there_is_no_driver(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a driver")
+    pytest.importorskip("typer")
+    from tilewise.cli import main
+
+    assert main(["bench", "--device", "cuda"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == ("bench --device cuda needs a GPU and its driver; torch finds none on this "
+                    "machine")
+
+
 @pytest.mark.parametrize("found, hip, name", [
     (SimpleNamespace(major=9, minor=0), None, "cuda:sm_90"),
     (SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-"), "6.3", "cuda:gfx942"),
@@ -165,3 +177,10 @@ def test_fake_tensors_on_a_gpu_pass_through(dtype, layout):
             [1, 1, 1, 1], [1, 1], 1, None, 1, [True, True, True, False], None)
         assert [g.shape for g in grads[:3]] == [x.shape, weight.shape, (16,)]
         assert {g.device.type for g in grads} == {"cuda"}
+
+
+def test_the_operator_passes_opcheck():
+    x, weight = torch.randn(2, 8, 9, 9), torch.randn(4, 8, 3, 3)
+    torch.library.opcheck(torch.ops.tilewise.conv2d.default,
+                          (x, weight, torch.randn(4), None, [1, 1], [1, 1, 1, 1], [1, 1], 1,
+                           "relu", 1, None, None))

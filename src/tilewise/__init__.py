@@ -5,10 +5,12 @@ from importlib.metadata import PackageNotFoundError, version
 from .core import Epilogue, Plan, Problem, Schedule, Target, TilewiseError
 from .frontend import nn, wisdom
 from .frontend.explain import explain
+from .frontend.gpu_audit import gpu_audit
 from .frontend.image import filter2d
 from .frontend.ops import conv2d
 from .frontend.optimize import optimize
 from .frontend.settings import algorithms, set_cache_limit, set_memory_limit
+from .frontend.stream import stream
 
 try:
     __version__ = version("tilewise")
@@ -16,5 +18,5 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+source"
 
 __all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError", "algorithms",
-           "conv2d", "explain", "filter2d", "nn", "optimize", "set_cache_limit",
-           "set_memory_limit", "wisdom"]
+           "conv2d", "explain", "filter2d", "gpu_audit", "nn", "optimize", "set_cache_limit",
+           "set_memory_limit", "stream", "wisdom"]

@@ -17,11 +17,15 @@ KINDS = ("half", "ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
 
 _FORWARD = {
     ("half", *NVIDIA): ("128x128x64 w8 s3 krsc", "128x128x64 w8 s3 rsck", "128x64x64 w4 s3 krsc",
-                        "64x64x64 w4 s3 krsc", "128x64x32 w4 s2 krsc flat"),
+                        "64x64x64 w4 s3 krsc"),
+    ("half", "sm_80"): ("64x64x32 w4 s2 krsc flat",),
+    ("half", "sm_90", "sm_100"): ("128x64x32 w4 s2 krsc flat",),
     ("half", "gfx942"): ("128x128x64 w8 s2 krsc", "128x128x64 w8 s2 rsck", "128x64x64 w4 s2 krsc",
                          "64x64x64 w4 s2 krsc", "128x64x32 w4 s2 krsc flat"),
     ("ieee", *NVIDIA): ("128x128x32 w8 s2 rsck", "128x128x16 w8 s3 rsck", "128x64x16 w4 s3 rsck",
-                        "64x64x16 w4 s3 rsck", "128x64x16 w4 s2 rsck flat"),
+                        "64x64x16 w4 s3 rsck"),
+    ("ieee", "sm_80", "sm_100"): ("64x64x16 w8 s2 rsck flat",),
+    ("ieee", "sm_90"): ("64x64x16 w4 s2 rsck flat",),
     ("ieee", "gfx942"): ("128x128x16 w8 s2 rsck", "128x128x16 w8 s2 krsc", "128x64x16 w4 s2 rsck",
                          "64x64x16 w4 s2 rsck", "128x64x16 w4 s2 rsck flat"),
     ("tf32", *NVIDIA): ("128x128x32 w8 s3 krsc", "128x64x32 w4 s3 krsc", "64x64x32 w4 s3 krsc",
@@ -31,7 +35,7 @@ _FORWARD = {
     ("bf16x3", *NVIDIA, "gfx942"): ("128x64x32 w8 s2 krsc", "64x64x32 w4 s2 krsc",
                                     "64x64x32 w4 s2 krsc flat"),
     ("bf16x6", *NVIDIA, "gfx942"): ("128x64x32 w8 s2 krsc", "64x64x32 w4 s2 krsc",
-                                    "64x64x32 w4 s2 krsc flat"),
+                                    "64x64x32 w8 s2 krsc flat"),
 }
 
 # rows of the weight are columns here: what is the inner index forward is the outer one backward
@@ -41,16 +45,18 @@ _BACKWARD_DATA = {
     for key, rows in _FORWARD.items()}
 
 _BACKWARD_WEIGHT = {
-    ("half", *NVIDIA): ("128x128x32 w8 s3", "128x64x32 w4 s3", "64x64x32 w4 s3",
+    ("half", *NVIDIA): ("128x128x32 w8 s3", "128x64x32 w4 s3", "64x64x32 w4 s2",
                         "64x64x32 w4 s2 flat"),
     ("half", "gfx942"): ("128x128x32 w8 s2", "128x64x32 w4 s2", "64x64x32 w4 s2",
                          "64x64x32 w4 s2 flat"),
-    ("ieee", *NVIDIA): ("128x128x16 w8 s2", "64x64x16 w4 s2", "64x64x16 w4 s2 flat"),
+    ("ieee", *NVIDIA): ("128x128x16 w8 s2", "64x64x16 w4 s2", "64x64x16 w8 s2 flat"),
     ("ieee", "gfx942"): ("128x128x16 w8 s2", "64x64x16 w4 s2", "64x64x16 w4 s2 flat"),
     ("tf32", *NVIDIA): ("128x128x32 w8 s3", "64x64x32 w4 s2", "64x64x32 w4 s2 flat"),
     ("tf32x3", *NVIDIA): ("128x64x32 w8 s2", "64x64x32 w4 s2", "64x64x32 w4 s2 flat"),
     ("bf16x3", *NVIDIA, "gfx942"): ("128x64x32 w8 s2", "64x64x32 w4 s2", "64x64x32 w4 s2 flat"),
-    ("bf16x6", *NVIDIA, "gfx942"): ("64x64x32 w4 s2", "64x64x32 w4 s2 flat"),
+    ("bf16x6", *NVIDIA, "gfx942"): ("64x64x32 w4 s2",),
+    ("bf16x6", "sm_80", "sm_90", "gfx942"): ("64x64x32 w8 s2 flat",),
+    ("bf16x6", "sm_100"): ("64x64x32 w4 s2 flat",),
 }
 
 TABLE = {"forward": _FORWARD, "backward_data": _BACKWARD_DATA,

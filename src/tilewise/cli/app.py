@@ -14,6 +14,7 @@ from . import MISSING, NO, OK, USAGE
 from .bench import app as bench
 from .doctor import doctor
 from .explain import explain
+from .gpu_audit import gpu_audit
 from .ladder import ladder
 from .output import errors
 from .report import report
@@ -24,6 +25,7 @@ from .wisdom import app as wisdom
 COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
     "explain": explain,
+    "gpu-audit": gpu_audit,
     "ladder": ladder,
     "report": report,
     "train": train,

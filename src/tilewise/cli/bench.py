@@ -43,6 +43,24 @@ Compile = Annotated[bool, typer.Option(help="Let torch.compile be one of torch's
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write a result file.")]
 
 
+@app.callback(invoke_without_command=True)
+def device_(
+    context: typer.Context,
+    device: Annotated[str, typer.Option(
+        help="cuda: the layers of VGG16 on this machine's GPU, against the vendor's library.")]
+    = "cpu",
+) -> None:
+    """On a GPU: every algorithm, checked against the vendor's result and then timed."""
+    if context.invoked_subcommand is not None or device == "cpu":
+        return
+    from ..bench.gpu import measure as measure_gpu
+
+    rows = measure_gpu()
+    print_table("GPU", ("problem", "algorithm", "difference", "median ms", "of the vendor's"),
+                [(r.problem, r.algorithm, f"{r.difference:.1e}", milliseconds(r.median),
+                  f"{r.ratio:.2f}x") for r in rows])
+
+
 @app.command()
 def layer(
     problems: Annotated[list[str], typer.Argument(

@@ -1,0 +1,36 @@
+"""tilewise gpu-audit: what became of the GPU schedules when they were compiled."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import NO
+from .output import Json, progress
+
+
+def gpu_audit(
+    gpu: Annotated[list[str] | None, typer.Option(
+        help="sm_80, sm_90, sm_100 or gfx942; all of them, if not said.")] = None,
+    defaults_only: Annotated[bool, typer.Option(
+        "--defaults", help="Only the default of each direction and type.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that compile.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
+    json: Json = False,
+) -> None:
+    """Compile every shipped GPU schedule, without a GPU; exit code 1 if one breaks its budget."""
+    import tilewise
+
+    from ..core.gpu import GPUS
+    from ..frontend.gpu_audit import as_json, as_markdown, as_text
+
+    with progress("compiling"):
+        found = tilewise.gpu_audit(gpu or tuple(GPUS), defaults_only, workers)
+    print(as_json(found) if json else as_markdown(found) if markdown else as_text(found))
+    broken = [row for row in found if row.complaints]
+    for row in broken:
+        typer.echo(f"{row.gpu} {row.direction} {row.dtype} {row.precision} {row.schedule}: "
+                   f"{'; '.join(row.complaints)}", err=True)
+    if broken:
+        raise typer.Exit(NO)
