@@ -78,8 +78,9 @@ def _differences(results: Sequence[torch.Tensor], vendor: int) -> list[float]:
 
 def _interleaved(calls: Sequence[Callable[[], torch.Tensor]], rounds: int) -> list[list[float]]:
     """Seconds of every call, taken in turns between events of the GPU itself."""
-    for call in calls * WARM_UP:
-        call()
+    for _ in range(WARM_UP):
+        for call in calls:
+            call()
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, seen in zip(calls, times, strict=True):
