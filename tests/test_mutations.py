@@ -15,26 +15,39 @@ from typing import Any, NamedTuple
 
 import harness
 import pytest
-from harness import GENERATED, Mismatch, in_process
+import torch
+from guarded import UNTOUCHED, Mismatch, launch_guarded
+from harness import DIRECTIONS, in_process
 from llvmlite import ir
+from test_gradients import check_fused_mask, check_pack, check_prepared
 
-from tilewise.core import Problem, Target
+from tilewise.core import Algorithm, Problem, Schedule, Target
 from tilewise.kernels.cpu import (
     depthwise,
+    depthwise_weight,
     direct,
+    direct_weight,
     emit,
     geometry,
     launch,
+    masks,
+    outer,
     pixels,
     threads,
     tiling,
     winograd,
     winograd_geometry,
+    winograd_prepare,
+    winograd_weight,
 )
 from tilewise.kernels.cpu.emit import Index, Pointer
 from tilewise.kernels.cpu.epilogue import activate, finish
 from tilewise.kernels.cpu.microkernel import Walk
 from tilewise.kernels.cpu.tiling import emit_copy
+from tilewise.kernels.cpu.transforms import transform
+from tilewise.kernels.cpu.windows import Windows
+from tilewise.planner.planner import inner_problem
+from tilewise.runtime.executable import mirror
 
 LANES = os.cpu_count() or 1
 PADDED = "n2c5h9w19k21r3s3p1_f32_forward+bias+residual+relu"
@@ -43,16 +56,50 @@ ONE_SIDE = "n2c5h9w19k21r3s3p1x0-1_f32_forward"
 DILATED = "n1c5h11w19k21r3s3p2d2_f32_forward"
 DEPTHWISE = "n2c21h9w19k21r3s3p1g21_f32_forward+bias"
 POOLED = "n2c5h9w19k21r3s3p1_f32_forward+bias+relu+pool2"
-MANY_TASKS = "n8c64h57w57k64r3s3p1g16_f32_forward"
+MASKED = "n2c5h9w19k21r3s3p1_f32_forward+bias+relu+pool2+mask"
+DATA = "n2c5h9w19k21r3s3p1_f32_backward_data"
+WEIGHT = "n2c5h9w19k21r3s3p1_f32_backward_weight"
+DEPTHWISE_WEIGHT = "n2c21h9w19k21r3s3p1g21_f32_backward_weight"
+
+
+def check_own_scratch(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> None:
+    """The last worker, alone, leaves the scratch of the others as it is.
+
+    Two threads that share theirs spoil a result only if they meet in it.
+    """
+    o = harness.operands(p, "floats", seed=0)
+    prepared = algorithm.prepare(p, t, s, o.weight)
+    given = {"x": harness.laid_out(o.x, p), "weight": prepared.flatten(), "bias": o.bias,
+             "residual": harness.laid_out(o.residual, p)}
+    made = {"y": p.n * p.k * p.out_h * p.out_w, "scratch": algorithm.workspace(p, t, s) // 4}
+    with harness.last_worker_alone():
+        found = launch_guarded(algorithm.build(p, t, s), given, made, p.n, t.threads, "end")
+    *others, last = (found["scratch"].view(torch.int32) == UNTOUCHED).chunk(t.threads)
+    if last.all():
+        raise Mismatch("the last worker used no scratch of its own")
+    if not all(other.all() for other in others):
+        raise Mismatch("the last worker used another's scratch")
+
+
+def check_masks(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> None:
+    """Of a pass of its own, and fused."""
+    check_pack(p, t, 0)
+    check_fused_mask(p, t, s, 0)
+
+
+def check_weight(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> None:
+    s = Schedule(**{name: s[name] for name in ("tile_h", "tile_w", "order", "vectors")})
+    check_prepared(Problem(1, p.c, p.r, p.s, p.k, p.r, p.s), t, s, "contiguous", 0)
 
 
 class Mutation(NamedTuple):
-    """A fault, and an algorithm, a problem and changes of its schedule that run into it."""
+    """A fault; an algorithm, a problem and changes of its schedule that run into it; a judge."""
 
     apply: Callable[[pytest.MonkeyPatch], None]
     algorithm: str
     problem: str
     tunables: dict[str, int] = {}
+    judge: Callable[[Algorithm, Problem, Target, Schedule], object] = harness.check
 
 
 def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> Callable[..., None]:
@@ -115,6 +162,46 @@ def same_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pointer, "fetch_add", lambda self, i: count(self, i) * int(i != threads.WORKER))
 
 
+def without_parts(owner: Any) -> Callable[..., None]:
+    """Only the first of the partial sums reaches the result."""
+    finish = owner.finish
+
+    def patched(self: Any) -> Any:
+        kept, self.s = self.s, self.s.with_(parts=1)
+        try:
+            return finish(self)
+        finally:
+            self.s = kept
+
+    return replaced(owner, "finish", patched)
+
+
+def shifted_windows(*sizes: Any) -> Windows:
+    """A pixel too far to the left."""
+    *others, (top, left) = sizes
+    return Windows(*others, (top, left + 1))
+
+
+def last_of_equals(f: Any, values: list[Any], *operands: Any) -> list[Any]:
+    return masks_passes(f, values[::-1], *operands)[::-1]
+
+
+def another_flag(f: Any, values: list[Any], *operands: Any) -> list[Any]:
+    first, second, *others = masks_passes(f, values, *operands)
+    return [second, first, *others]
+
+
+def everywhere(name: str, value: Any) -> Callable[..., None]:
+    """A function of `masks` replaced there and where it was imported to."""
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(masks, name, value)
+        patch.setattr(winograd, name, value)
+    return apply
+
+
+masks_passes, masks_place, gather = masks.passes, masks.place, winograd_prepare._gather
+
+
 def one_row_more(rows: tuple[Index, Index]) -> tuple[Index, Index]:
     return rows[0], rows[1] + 1
 
@@ -147,7 +234,8 @@ MUTATIONS = {
         replaced(direct, "finish", next_bias), "cpu_direct", PADDED),
     "scratch is too small": Mutation(
         changed(direct.Geometry, "pack_floats", lambda floats: floats - 16), "cpu_direct", PADDED),
-    "threads share their scratch": Mutation(same_worker, "cpu_direct", MANY_TASKS),
+    "threads share their scratch": Mutation(same_worker, "cpu_direct", PADDED,
+                                            judge=check_own_scratch),
     "the last task is left out": Mutation(
         changed(direct.Geometry, "tasks", lambda tasks: tasks - 1), "cpu_direct", PADDED),
     "inputs lose their low bits": Mutation(
@@ -175,18 +263,62 @@ MUTATIONS = {
     "no room for zeros": Mutation(
         changed(winograd_geometry.Geometry, "scratch_bytes", lambda size: size - 64),
         "cpu_winograd", PADDED),
+    "taps are not reversed": Mutation(
+        replaced(harness, "mirror", lambda weight, groups: mirror(weight, groups).flip(2, 3)),
+        "cpu_direct", DATA),
+    "channels are not swapped": Mutation(
+        replaced(harness, "mirror", lambda weight, groups: weight.flip(2, 3)), "cpu_direct",
+        "n2c12h9w9k12r3s3p1g3_f32_backward_data"),
+    "windows are shifted": Mutation(
+        replaced(winograd_weight, "Windows", shifted_windows), "cpu_winograd_weight", WEIGHT),
+    "what no tile was read into stays": Mutation(
+        replaced(outer.OuterSums, "_clear", lambda *_: None), "cpu_winograd_weight", WEIGHT,
+        {"tiles": 7}),
+    "what no pixel was read into stays": Mutation(
+        replaced(outer.OuterSums, "_clear", lambda *_: None), "cpu_direct_weight", WEIGHT,
+        {"tiles": 7}),
+    "a part of the tiles is left out": Mutation(
+        without_parts(winograd_weight._Gradient), "cpu_winograd_weight", WEIGHT, {"parts": 2}),
+    "a part of the pixels is left out": Mutation(
+        without_parts(direct_weight._Gradient), "cpu_direct_weight", WEIGHT, {"parts": 2}),
+    "parts have too little scratch": Mutation(
+        changed(outer.OuterGeometry, "part_floats", lambda floats: floats - 16),
+        "cpu_winograd_weight", WEIGHT),
+    "an unrolled row stops early": Mutation(
+        replaced(direct_weight, "emit_copy", short_copy), "cpu_direct_weight", WEIGHT),
+    "a tap sees a column too many": Mutation(
+        changed(depthwise_weight.Geometry, "columns", lambda ends: (ends[0], ends[1] + 1)),
+        "cpu_depthwise_weight", DEPTHWISE_WEIGHT),
+    "a tap misses its first column": Mutation(
+        changed(depthwise_weight.Geometry, "columns", lambda ends: (ends[0] + 1, ends[1])),
+        "cpu_depthwise_weight", DEPTHWISE_WEIGHT),
+    "a gradient goes to the last of equals": Mutation(
+        everywhere("passes", last_of_equals), "cpu_winograd", MASKED, judge=check_masks),
+    "flags are exchanged": Mutation(
+        everywhere("passes", another_flag), "cpu_winograd", MASKED, judge=check_masks),
+    "flags of the next pixel": Mutation(
+        everywhere("place", lambda mask, k, channels, pixel=0: masks_place(
+            mask, k, channels, pixel + 1)), "cpu_winograd", MASKED, judge=check_masks),
+    "a filter too many is gathered": Mutation(
+        replaced(winograd_prepare, "_gather", lambda f, source, stride, count: gather(
+            f, source, stride, f.isa.lanes)), "cpu_winograd", PADDED, judge=check_weight),
+    "taps of a weight are transposed": Mutation(
+        replaced(winograd_prepare, "transform", lambda f, down, across, load, *others:
+                 transform(f, down, across, lambda i, j: load(j, i), *others)), "cpu_winograd",
+        PADDED, judge=check_weight),
 }
 
 
 def check(mutation: Mutation) -> None:
-    algorithm, p = GENERATED[mutation.algorithm], Problem.parse(mutation.problem)
-    target = Target.host(threads=harness.THREADS)
-    s = algorithm.default(p, target).with_(**mutation.tunables)
+    p = Problem.parse(mutation.problem)
+    algorithm, target = (DIRECTIONS[p.direction][mutation.algorithm],
+                         Target.host(threads=harness.THREADS))
+    s = algorithm.default(inner_problem(algorithm, p), target).with_(**mutation.tunables)
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as cache:
         patch.setenv("TILEWISE_CACHE_DIR", cache)  # objects do not know who patched them
         launch.KERNELS.clear()
         mutation.apply(patch)
-        harness.check(algorithm, p, target, s)
+        mutation.judge(algorithm, p, target, s)
 
 
 def say_what_happens(mutation: Mutation, say: Callable[[str], object]) -> None:
@@ -197,7 +329,7 @@ def say_what_happens(mutation: Mutation, say: Callable[[str], object]) -> None:
         check(mutation)
         say("passed\n")
     except Mismatch as mismatch:
-        say(f"{mismatch}\n")
+        say(f"noticed: {mismatch}\n")
 
 
 def in_fork(mutation: Mutation) -> list[str]:
@@ -236,4 +368,4 @@ def outcomes() -> dict[str, list[str]]:
 def test_a_mutation_is_noticed(outcomes: dict[str, list[str]], name: str) -> None:
     without, mutated = outcomes[name]
     assert without == "passed"
-    assert mutated == "SIGSEGV" or MUTATIONS[name].problem in mutated
+    assert mutated == "SIGSEGV" or mutated.startswith("noticed: ")

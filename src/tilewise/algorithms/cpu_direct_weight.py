@@ -15,6 +15,8 @@ from .common import CpuAlgorithm, cpu_f32_weight, fits
 from .cpu_winograd import FAR, NEAR
 from .cpu_winograd_weight import PARTS, TILES, even
 
+MOST_SCRATCH = 256 << 20  # bytes for the sums of all parts
+
 
 class CpuDirectWeight(CpuAlgorithm):
     """Chunks of pixels, unrolled, against their gradients, summed in blocks."""
@@ -60,7 +62,9 @@ class CpuDirectWeight(CpuAlgorithm):
 @lru_cache(maxsize=4096)
 def _default(p: Problem, t: Target) -> Schedule:
     """The register tile by the cost model; all threads with a part each."""
-    parts = max(part for part in PARTS if part <= t.threads)
+    sums = 4 * p.r * p.s * p.group_c * p.k  # of one part
+    parts = max(part for part in PARTS if part == 1 or (part <= t.threads
+                                                        and part * sums <= MOST_SCRATCH))
     tiles = even(math.ceil(max(1, p.terms) / parts), 112)
     columns = p.r * p.s * p.group_c
     algorithm = CpuDirectWeight()

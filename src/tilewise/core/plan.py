@@ -47,8 +47,10 @@ class Plan:
         fused = self.inner.epilogue.steps
         rest = self.problem.epilogue.steps[len(fused):]
         if "mask" in rest:  # made in one pass with what it tells of
-            rest = tuple(step for step in rest if step in ("residual", "mask"))
+            rest = tuple(step for step in rest if step not in ("relu", "pool2"))
         back = ("to_" + self.problem.layout,) if self.before else ()
+        if self.problem.direction == "backward_weight":  # always (K, C, R, S)
+            return ()
         return rest + back
 
     def __str__(self) -> str:

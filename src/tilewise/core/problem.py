@@ -120,6 +120,10 @@ class Problem:
         for name, known in (("dtype", DTYPES), ("layout", LAYOUTS), ("direction", DIRECTIONS)):
             if getattr(self, name) not in known:
                 yield f"{name} is {getattr(self, name)!r}, needs one of {', '.join(known)}"
+        if self.epilogue.mask and (self.layout, self.dtype, self.direction) != (
+                "nhwc", "f32", "forward"):
+            yield (f"mask is asked for with {self.layout}, {self.dtype}, {self.direction}, needs "
+                   "nhwc, f32, forward")
         if min(*self.stride, *self.dilation) < 1:
             return  # no output size to speak of
         if min(self.conv_h, self.conv_w) < 1:

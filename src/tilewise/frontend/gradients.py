@@ -32,7 +32,8 @@ def by_engine(engine: Engine, p: Problem, t: Target, grad: Tensor, x: Tensor, we
     bare = p.with_(epilogue=Epilogue())
 
     def run(direction: str, first: Tensor, second: Tensor) -> Tensor:
-        key = (direction, bare, t, max_error or torch.get_float32_matmul_precision())
+        admitted = torch.get_float32_matmul_precision() if max_error is None else max_error
+        key = (direction, bare, t, admitted)
         executable = engine.executables.get(key)
         if executable is None:
             plan = engine.plan(bare.with_(direction=direction), t, max_error=max_error)
@@ -44,7 +45,12 @@ def by_engine(engine: Engine, p: Problem, t: Target, grad: Tensor, x: Tensor, we
 
     return (run("backward_data", grad, weight) if wants[0] else None,
             run("backward_weight", x, grad) if wants[1] else None,
-            bias if wants[2] else None, grad if wants[3] else None)
+            bias if wants[2] else None, _own(grad, mask) if wants[3] else None)
+
+
+def _own(grad: Tensor, mask: Tensor | None) -> Tensor:
+    """A gradient that is nobody else's: an operator may not return what it was given."""
+    return grad if mask is not None else grad.clone(memory_format=torch.channels_last)
 
 
 def by_torch(p: Problem, grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | None,

@@ -33,8 +33,9 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
 
     That is: `+ residual`, then the activation (relu and the like), then max-pooling over
     `pool` x `pool` windows. `padding` may also be (top, bottom, left, right). `algorithm` names
-    one of `tilewise.algorithms()` instead of letting the planner choose; `max_error` bounds the
-    relative rms error instead of `torch.set_float32_matmul_precision`.
+    one of `tilewise.algorithms()` instead of letting the planner choose (gradients are planned on
+    their own); `max_error` bounds the relative rms error instead of
+    `torch.set_float32_matmul_precision`.
 
     >>> x, weight = torch.randn(1, 8, 16, 16), torch.randn(4, 8, 3, 3)
     >>> conv2d(x, weight, padding=1, activation="relu", pool=2).shape
@@ -321,6 +322,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     y, mask = output if isinstance(output, tuple) else (output, None)
     if mask is not None:
         ctx.mark_non_differentiable(mask)
+    if mask is None and (activation not in (None, "relu") or pool != 1):
+        raise InvalidProblem(f"activation is {activation} and pool is {pool}, needs relu and no "
+                             "pool where the operator itself is to be differentiated; "
+                             "tilewise.conv2d takes all of them")
     cut = y if mask is None and activation == "relu" else None
     ctx.save_for_backward(x, weight, mask, cut)
     ctx.options, ctx.tail, ctx.max_error = options[:4], (activation, pool), max_error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..core.errors import TilewiseError
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -45,8 +46,11 @@ def pack(p: Problem, t: Target, sums: Tensor) -> tuple[Tensor, Tensor]:
 def unpack(p: Problem, t: Target, grad: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of the sums before ReLU and pooling, and that of the bias."""
     p = _bare(p)
+    if mask.shape != shape(p, t):
+        raise TilewiseError(f"mask has shape {tuple(mask.shape)}, needs {shape(p, t)} on {t}: it "
+                            "was made for other vectors")
     grad = grad.contiguous(memory_format=torch.channels_last)
-    sums, bias = _images(p, p.conv_h, p.conv_w), torch.empty(p.k)
+    sums, bias = _images(p, p.conv_h, p.conv_w), memory.empty(p.k)
     scratch = memory.empty(unpack_scratch(p, t.lanes))
     launcher(make_unpack, p, Schedule(), t.row)(
         grad.data_ptr(), 0, bias.data_ptr(), 0, sums.data_ptr(), scratch.data_ptr(), p.n,

@@ -25,15 +25,22 @@ def state_of(tensor: Tensor | None) -> object:
     """
     if tensor is None:
         return None
-    seen = tensor.is_cpu and tensor.dtype == torch.float32 and _is_dense(tensor)
-    sample = fingerprint(tensor.data_ptr(), tensor.numel()) if seen else 0
+    sample = fingerprint(tensor.data_ptr(), tensor.numel()) if _can_sample(tensor) else 0
     return tensor._version, tensor.data_ptr(), sample, _steps
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether its values lie side by side, in whatever order."""
-    return tensor.is_contiguous() or (
+def _can_sample(tensor: Tensor) -> bool:
+    """Whether it is float32 here whose values lie side by side, in whatever order."""
+    dense = tensor.is_contiguous() or (
         tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    return tensor.is_cpu and tensor.dtype == torch.float32 and dense
+
+
+def _hides_changes(tensor: Tensor | None) -> bool:
+    """Whether it can be written to without anybody noticing."""
+    if tensor is None:
+        return False
+    return tensor.is_inference() or (tensor.is_cpu and not _can_sample(tensor))
 
 
 def _count_step(*_: object) -> None:
@@ -72,9 +79,8 @@ MADE: Lru[_Made] = Lru(DEFAULT_LIMIT, weigh=_bytes)
 
 def made_once(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Any:
     """make(), or what it gave before if the sources are as they were then."""
-    for tensor in sources:
-        if tensor is not None and tensor.is_inference():
-            return make()  # without version counters nobody would notice a change
+    if any(map(_hides_changes, sources)):
+        return make()
     key = (name, *map(id, sources))
     entry = MADE.get(key)
     if entry is None or not entry.is_of(sources):

@@ -134,6 +134,13 @@ class Vector(Value):
         """Where this is larger, and neither is NaN."""
         return Bits(self.f, self.f.ll.fcmp_ordered(">", self.ir, other.ir))
 
+    def above_or_nan(self, other: Vector) -> Bits:
+        """Where this is larger, or either is NaN."""
+        return Bits(self.f, self.f.ll.fcmp_unordered(">", self.ir, other.ir))
+
+    def is_nan(self) -> Bits:
+        return Bits(self.f, self.f.ll.fcmp_unordered("uno", self.ir, self.ir))
+
     def equals(self, other: Vector) -> Bits:
         return Bits(self.f, self.f.ll.fcmp_ordered("==", self.ir, other.ir))
 

@@ -33,13 +33,13 @@ def place(mask: Pointer, k: Index, channels: int, pixel: Index | int = 0) -> Poi
 
 
 def passes(f: Function, values: list[Vector], biased: Vector, epilogue: Epilogue) -> list[Bits]:
-    """For each value of a window: whether it is the first largest, and not cut off."""
-    largest, left = pool(values), biased.above(f.vector(0.0))
+    """For each value of a window: whether it is the first largest, or NaN, and not cut off."""
+    largest, left = pool(values), biased.above_or_nan(f.vector(0.0))
     if epilogue.activation is None:
         left = left | ~left
     found = []
     for value in values:
-        first = value.equals(largest) & left
+        first = (value.equals(largest) | value.is_nan()) & left
         left = left & ~first
         found.append(first)
     return found
