@@ -177,9 +177,9 @@ def without_parts(owner: Any) -> Callable[..., None]:
 
 
 def shifted_windows(*sizes: Any) -> Windows:
-    """A pixel too far to the left."""
+    """Those of the input, which has padding, a pixel too far to the left."""
     *others, (top, left) = sizes
-    return Windows(*others, (top, left + 1))
+    return Windows(*others, (top, left + (left > 0)))
 
 
 def last_of_equals(f: Any, values: list[Any], *operands: Any) -> list[Any]:
