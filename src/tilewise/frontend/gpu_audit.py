@@ -126,6 +126,8 @@ def gpu_audit(gpus: Sequence[str] = tuple(GPUS), defaults_only: bool = False,
     """Compile all shipped GPU schedules, on any machine that has Triton; nothing is timed.
 
     `gpus` are some of sm_80, sm_90, sm_100 and gfx942.
+
+    >>> rows = gpu_audit(["sm_90"], defaults_only=True)  # doctest: +SKIP
     """
     unknown = [name for name in gpus if name not in GPUS]
     if unknown:
