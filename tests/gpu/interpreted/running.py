@@ -48,7 +48,7 @@ def _problem(rng: random.Random, direction: str, dtype: str) -> Problem:
 
 def drawn(p: Problem, kind: str, seed: int) -> tuple[Operands, torch.Tensor]:
     """Operands and the gradient of the output, rounded to the problem's type."""
-    o = operands(p, kind, seed)
+    o = operands(p.with_(direction="forward"), kind, seed)
     dy = operands(Problem(p.n, p.k, p.conv_h, p.conv_w, 1, 1, 1), kind, seed + 1).x
     typed = [None if t is None else t.to(DTYPES[p.dtype])
              for t in (o.x, o.weight, o.bias, o.residual, dy)]
