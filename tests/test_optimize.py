@@ -141,9 +141,9 @@ def test_training_mode_trains(model):
     assert error(y, expected.double()) < 1e-3
     got = dict(fast.named_parameters())
     grads = {name: p.grad for name, p in exact.named_parameters() if p.grad.norm() > 1e-4}
-    # deep nets amplify every rounding, and a value near zero may pass ReLU in one of them only:
-    # torch's own error is the measure
-    most = 4 * max(error(torchs[name], grad) for name, grad in grads.items()) + 1e-5
+    # deep nets amplify every rounding, so torch's own error is the measure; and a value near zero
+    # may pass ReLU, or of two nearly equal the other may win a window, in one of them only
+    most = max(2e-2, 4 * max(error(torchs[name], grad) for name, grad in grads.items()))
     assert most < 0.1
     for name, grad in grads.items():
         assert error(got[name].grad, grad) < most, name
