@@ -216,7 +216,7 @@ def random_costs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 def test_any_choice_is_right(random_costs: Counter[str]) -> None:
     rng = random.Random("any choice")
-    for _ in range(60):
+    for _ in range(120):
         p = random_problem(rng)
         operands = random_operands(p)
         assert error(convolve(p, operands), expected(p, operands)) < 2e-5, p

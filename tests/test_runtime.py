@@ -443,7 +443,7 @@ def test_overhead_of_a_small_call(layout: torch.memory_format) -> None:
         extra = min(_difference(lambda: tilewise.conv2d(x, weight, padding=1),
                                 lambda: F.conv2d(x, weight, padding=1)) for _ in range(5))
     print(f"{layout}: {extra * 1e6:.1f} us more than torch")
-    assert extra < 60e-6
+    assert extra < 80e-6  # benchmarks/overhead.py on a quiet machine: 40
 
 
 def _difference(one: Callable[[], object], other: Callable[[], object]) -> float:

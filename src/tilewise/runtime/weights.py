@@ -15,6 +15,7 @@ from ..kernels.cpu.fingerprint import fingerprint
 from .executable import Executable
 
 DEFAULT_LIMIT = 2 << 30
+HIDDEN = object()  # the state of a tensor that can change without anybody noticing
 
 
 def state_of(tensor: Tensor | None) -> object:
@@ -25,22 +26,20 @@ def state_of(tensor: Tensor | None) -> object:
     """
     if tensor is None:
         return None
-    sample = fingerprint(tensor.data_ptr(), tensor.numel()) if _can_sample(tensor) else 0
+    if tensor.is_inference():
+        return HIDDEN
+    sample = 0
+    if tensor.is_cpu:
+        if not _can_sample(tensor):
+            return HIDDEN
+        sample = fingerprint(tensor.data_ptr(), tensor.numel())
     return tensor._version, tensor.data_ptr(), sample, _steps
 
 
 def _can_sample(tensor: Tensor) -> bool:
-    """Whether it is float32 here whose values lie side by side, in whatever order."""
-    dense = tensor.is_contiguous() or (
-        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
-    return tensor.is_cpu and tensor.dtype == torch.float32 and dense
-
-
-def _hides_changes(tensor: Tensor | None) -> bool:
-    """Whether it can be written to without anybody noticing."""
-    if tensor is None:
-        return False
-    return tensor.is_inference() or (tensor.is_cpu and not _can_sample(tensor))
+    """Whether it is float32 whose values lie side by side, in whatever order."""
+    return tensor.dtype == torch.float32 and (tensor.is_contiguous() or (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
 
 
 def _count_step(*_: object) -> None:
@@ -55,15 +54,16 @@ register_optimizer_step_post_hook(_count_step)
 class _Made:
     """Something made from tensors, as long as they live and do not change."""
 
-    def __init__(self, sources: tuple[Tensor | None, ...], value: Any, forget: Any) -> None:
+    def __init__(self, sources: tuple[Tensor | None, ...], states: list[object], value: Any,
+                 forget: Any) -> None:
         self.sources = [None if t is None else weakref.ref(t, forget) for t in sources]
-        self.state, self.value = [state_of(t) for t in sources], value
+        self.states, self.value = states, value
 
-    def is_of(self, sources: tuple[Tensor | None, ...]) -> bool:
+    def is_of(self, sources: tuple[Tensor | None, ...], states: list[object]) -> bool:
         for ref, tensor in zip(self.sources, sources, strict=True):
             if ref is not None and ref() is not tensor:  # an id can be given again
                 return False
-        return self.state == [state_of(t) for t in sources]
+        return self.states == states
 
 
 def _bytes(entry: _Made) -> int:
@@ -79,12 +79,13 @@ MADE: Lru[_Made] = Lru(DEFAULT_LIMIT, weigh=_bytes)
 
 def made_once(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Any:
     """make(), or what it gave before if the sources are as they were then."""
-    if any(map(_hides_changes, sources)):
+    states = [state_of(tensor) for tensor in sources]
+    if any(state is HIDDEN for state in states):
         return make()
     key = (name, *map(id, sources))
     entry = MADE.get(key)
-    if entry is None or not entry.is_of(sources):
-        entry = MADE.put(key, _Made(sources, make(), lambda _: MADE.drop(key)))
+    if entry is None or not entry.is_of(sources, states):
+        entry = MADE.put(key, _Made(sources, states, make(), lambda _: MADE.drop(key)))
     return entry.value
 
 
