@@ -101,11 +101,7 @@ def decided(p: Problem, leaves: dict[str, Tensor], grad: Tensor) -> Tensor:
 # against float64
 
 
-UNSAFE = pytest.mark.skip(reason="torch's convolution_backward corrupts memory on strided "
-                          "1x1 filters; vendor.py avoids it, other shapes are to be looked at")
-
-
-@UNSAFE
+@pytest.mark.slow
 def test_random_gradients_are_near_float64() -> None:
     for seed, p in random_problems("near float64"):
         layout = (PLANES, LAST)[seed % 2]
@@ -135,7 +131,7 @@ def scales(p: Problem, wide: dict[str, Tensor], expected: dict[str, Tensor]) -> 
     return {name: rms(value.sqrt()) for name, value in sums.items()}
 
 
-@UNSAFE
+@pytest.mark.slow
 def test_gradients_are_adjoint() -> None:
     """<conv(x, w), g> = <x, gradient of x> = <w, gradient of w>."""
     for seed, p in random_problems("adjoint"):

@@ -75,6 +75,7 @@ PROBLEMS = tuple(map(Problem.parse, (
     "n1c12h8w9k18r3s3p0-1x2-1g3_f32_backward_weight",
     "n2c21h10w11k21r3s3p1g21_f32_backward_weight",
     "n2c24h7w9k40r1s1_f32_backward_weight",
+    "n2c12h7w6k20r1s1u2x3p1x0_f32_backward_weight",
     "n0c8h6w6k8r3s3p1_f32_backward_weight",
     # what few can run
     "n1c8h8w8k8r3s3p1_f64_forward+bias",

@@ -103,18 +103,33 @@ def _backward_data(p: Problem) -> Any:
     return run
 
 
+def _of_seen_pixels(p: Problem) -> Problem:
+    """A strided 1x1 filter as a dense one on the pixels it sees.
+
+    torch 2.13 writes beyond its memory in the weight's gradient of a strided one.
+    """
+    if (p.r, p.s) != (1, 1) or p.stride == (1, 1):
+        return p
+    return p.with_(h=p.conv_h, w=p.conv_w, stride=(1, 1), padding=(0, 0, 0, 0))
+
+
+def _seen_pixels(p: Problem, x: Any) -> Any:
+    from torch.nn import functional as F
+
+    top, bottom, left, right = p.padding
+    return F.pad(x, (left, right, top, bottom))[..., ::p.stride[0], ::p.stride[1]]
+
+
 def _backward_weight(p: Problem) -> Any:
     layout = _layout(p)
 
-    # torch 2.13 corrupts memory on strided 1x1 filters: there it is given the pixels they see
-    picks = (p.r, p.s) == (1, 1) and p.stride != (1, 1) and not any(p.padding)
-    q = p.with_(h=p.conv_h, w=p.conv_w, stride=(1, 1)) if picks else p
+    q = _of_seen_pixels(p)
 
     def run(x: Any, grad: Any, bias: Any, residual: Any) -> Any:
         shape = (p.k, p.group_c, p.r, p.s)
         like = grad.new_empty(shape).contiguous(memory_format=layout)
-        if picks:
-            x = x[..., ::p.stride[0], ::p.stride[1]].contiguous(memory_format=layout)
+        if q is not p:
+            x = _seen_pixels(p, x).contiguous(memory_format=layout)
         return _gradient(q, grad, _padded(q, x), like, 1)
 
     return run
