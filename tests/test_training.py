@@ -384,9 +384,10 @@ def test_a_run_goes_on_with_the_plans_it_began_with(data, tmp_path):
     # another user of the machine has measured meanwhile, and found something else
     for item in items:
         problem = tilewise.Problem.parse(item["problem"])
-        plan = ENGINE.planner.plan(problem, tilewise.Target.host(threads=torch.get_num_threads()),
-                                   algorithm="reference")
-        ENGINE.planner.wisdom.record(plan)
+        target = tilewise.Target.host(threads=torch.get_num_threads())
+        plan = ENGINE.planner.plan(problem, target, algorithm="reference")
+        ENGINE.planner.wisdom.record(plan, ENGINE.admitted(None, problem, target),
+                                     ENGINE.bits(None, problem, target))
     with noted() as seen:
         train(settings(data), tmp_path / "parts")
     assert seen

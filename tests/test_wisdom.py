@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import torch
 
 import tilewise
 from tilewise.core.schedule import Schedule
@@ -20,10 +21,10 @@ TARGET = tilewise.Target.host(threads=2)
 VERSIONS = {"torch": "1", "llvm": "2"}
 
 
-def wise(seconds=1.0, algorithm="cpu_direct"):
+def wise(seconds=1.0, algorithm="cpu_direct", asked=()):
     wisdom = Wisdom(VERSIONS)
     plan = ENGINE.planner.plan(PROBLEM, TARGET, algorithm=algorithm)
-    wisdom.record(replace(plan, seconds=seconds))
+    wisdom.record(replace(plan, seconds=seconds), *asked)
     return wisdom
 
 
@@ -49,7 +50,7 @@ def test_saved_and_loaded_again(tmp_path):
     again = Wisdom(VERSIONS)
     assert again.load(path) == 1
     assert again.entries == wise().entries
-    assert json.loads(path.read_text())["format"] == 1
+    assert json.loads(path.read_text())["format"] == 2
     assert path.stat().st_mode & 0o077 == 0
 
 
@@ -68,9 +69,35 @@ def test_a_stale_entry_is_not_used(changes):
 
 
 def test_an_entry_beyond_the_error_asked_for_is_not_used():
-    found = planner(wise(algorithm="cpu_winograd")).plan(PROBLEM, TARGET, max_error=1e-9)
+    wisdom = wise(algorithm="cpu_winograd", asked=(1e-9,))
+    found = planner(wisdom).plan(PROBLEM, TARGET, max_error=1e-9)
     assert found.source == "estimate"
     assert found.algorithm == "vendor"
+
+
+def test_an_entry_answers_only_who_asked_for_as_much():
+    """Who admits less must not get it, and who admits more has faster ones to choose from."""
+    wisdom = wise(asked=(2e-4, 16))
+    asked = [(2e-4, 16), (2e-5, 24), (2e-2, 8), (2e-4, 0), (None, 0)]
+    sources = [planner(wisdom).plan(PROBLEM, TARGET, max_error=error, bits=bits).source
+               for error, bits in asked]
+    assert sources == ["wisdom", *["estimate"] * 4]
+
+
+def test_settings_of_precision_are_measured_one_by_one():
+    tilewise.wisdom.forget()
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            assert ENGINE.plan(PROBLEM, TARGET).source == "estimate"
+            assert ENGINE.plan(PROBLEM, TARGET, effort="measure").source == "measured"
+        for precision in ("high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            assert ENGINE.plan(PROBLEM, TARGET).source == "wisdom"
+    finally:
+        torch.set_float32_matmul_precision(before)
+        tilewise.wisdom.forget()
 
 
 def test_wisdom_only_runs_what_is_known_and_torch_otherwise():
@@ -112,8 +139,8 @@ def test_a_file_cut_at_every_byte_is_survived(tmp_path):
             assert again.entries == wise().entries
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"format": 2, "entries": {}}',
-                                  '{"format": 1, "entries": []}', "\x00\xff", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"format": 1, "entries": {}}',
+                                  '{"format": 2, "entries": []}', "\x00\xff", "[" * 100_000])
 def test_a_foreign_file_costs_a_warning(tmp_path, text):
     path = tmp_path / "wisdom.json"
     path.write_text(text)

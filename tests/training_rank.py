@@ -37,9 +37,10 @@ def own_plans(run_on: torch.Tensor) -> list:
         optimize(MODELS[SETTINGS.model](classes=3)).train()(run_on).sum().backward()
     if rank == 0:  # as if it had measured
         for plan in plans:
+            p, t = plan.problem, plan.target
             ENGINE.planner.wisdom.record(
-                ENGINE.planner.plan(plan.problem, plan.target, algorithm="vendor")
-                if plan.problem.direction == "forward" else plan)
+                ENGINE.planner.plan(p, t, algorithm="vendor") if p.direction == "forward"
+                else plan, ENGINE.admitted(None, p, t), ENGINE.bits(None, p, t))
         wisdom.save()
         ENGINE.executables.clear()
         with noted() as plans:

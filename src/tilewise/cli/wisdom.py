@@ -84,11 +84,12 @@ def _verdict(name: str, entry: Any) -> str:
     from ..core.target import Target
     from ..frontend.ops import ENGINE
     from ..planner.planner import inner_problem
-    from ..planner.wisdom import key
+    from ..planner.wisdom import WITHIN, key
 
     if entry.versions != ENGINE.planner.wisdom.versions:
         made, here = dict(entry.versions), dict(ENGINE.planner.wisdom.versions)
         return f"made with {_versions(made)}, here is {_versions(here)}"
+    name = name.partition(WITHIN)[0]
     text, _, machine = name.partition(" on ")
     threads = machine.split(" ")[0].rpartition(":t")[2]
     target = Target.host(threads=int(threads) if threads.isdigit() else torch.get_num_threads())

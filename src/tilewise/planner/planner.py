@@ -94,13 +94,13 @@ class Planner:
         tried = [plan for plan in dict.fromkeys(tried)
                  if not self._complaints(plan, max_error, bits)]
         best = self.measure(tried)[0] if len(tried) > 1 else tried[0]
-        self.wisdom.record(best)
+        self.wisdom.record(best, max_error, bits)
         return best
 
     def _remembered(self, p: Problem, t: Target, max_error: float | None,
                     bits: int) -> Plan | None:
         """What was decided, else what wisdom says, if its algorithm still stands by it."""
-        entry = self.decided.find(p, t) or self.wisdom.find(p, t)
+        entry = self.decided.find(p, t) or self.wisdom.find(p, t, max_error, bits)
         algorithm = next((a for a in self.algorithms if entry and a.name == entry.algorithm), None)
         if entry is None or algorithm is None or algorithm.version != entry.version:
             return None

@@ -18,7 +18,8 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 
-FORMAT = 1
+FORMAT = 2
+WITHIN = " within "  # what a key says of the error admitted comes after it
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,13 @@ class Entry:
                      float(data["seconds"]), tuple(sorted(data["versions"].items())))
 
 
-def key(p: Problem, t: Target) -> str:
-    """Problem and machine; the batch in powers of two, since no kernel compiles it in."""
-    return f"{p.with_(n=bucket(p), frozen=False)} on {t} l2={t.l2 >> 10}k"
+def key(p: Problem, t: Target, max_error: float | None = None, bits: int = 0) -> str:
+    """Problem, machine and what was asked of the result: who admits more has other answers.
+
+    The batch is in powers of two, since no kernel compiles it in.
+    """
+    asked = "" if max_error is None else f"{WITHIN}{max_error:.1e} {bits} bits"
+    return f"{p.with_(n=bucket(p), frozen=False)} on {t} l2={t.l2 >> 10}k{asked}"
 
 
 def bucket(p: Problem) -> int:
@@ -59,13 +64,15 @@ class Wisdom:
         self.versions = tuple(sorted((versions or {}).items()))
         self.entries: dict[str, Entry] = {}
 
-    def find(self, p: Problem, t: Target) -> Entry | None:
+    def find(self, p: Problem, t: Target, max_error: float | None = None,
+             bits: int = 0) -> Entry | None:
         """What is known of a problem, if the versions are still those that learned it."""
-        entry = self.entries.get(key(p, t))
+        entry = self.entries.get(key(p, t, max_error, bits))
         return entry if entry and entry.versions == self.versions else None
 
-    def record(self, plan: Plan) -> None:
-        self.entries[key(plan.problem, plan.target)] = Entry(
+    def record(self, plan: Plan, max_error: float | None = None, bits: int = 0) -> None:
+        """The answer to who asked for so much."""
+        self.entries[key(plan.problem, plan.target, max_error, bits)] = Entry(
             plan.algorithm, plan.version, plan.schedule,
             plan.seconds * bucket(plan.problem) / max(1, plan.problem.n), self.versions)
 
