@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import faults
 import filter_harness as harness
 import numpy as np
 import pytest
+from faults import changed, replaced
 from filter_harness import Case, guarded, random_kernel, random_pixels
-from harness import Mismatch, in_process
 
 from tilewise.core import lowrank
 from tilewise.core.borders import sources
 from tilewise.frontend.image_arrays import ENGINE
-from tilewise.kernels.cpu import elements, filter_common, filter_separable, launch
+from tilewise.kernels.cpu import elements, filter_common, filter_separable
 from tilewise.kernels.cpu.elements import ELEMENTS, Element
 from tilewise.runtime import filters
-
-LANES = os.cpu_count() or 1
 
 
 class Mutation(NamedTuple):
@@ -37,21 +32,6 @@ class Mutation(NamedTuple):
     rank: int = 0
     reverse: bool = False
     algorithm: str = "filter_direct"
-
-
-def replaced(owner: Any, name: str, value: Any) -> Callable[..., None]:
-    return lambda patch: patch.setattr(owner, name, value)
-
-
-def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> Callable[..., None]:
-    """The patch that passes a cached property's value, or a function's result, through `change`."""
-    original = vars(owner)[name]
-    if hasattr(original, "func"):  # a cached property
-        patched: Any = property(lambda self: change(original.func(self)))
-    else:
-        def patched(*args: Any, **options: Any) -> Any:
-            return change(original(*args, **options))
-    return replaced(owner, name, patched)
 
 
 def element(name: str, **changes: Any) -> Callable[..., None]:
@@ -115,13 +95,10 @@ MUTATIONS = {
 
 def check(mutation: Mutation) -> None:
     data = np.random.default_rng(0)
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as cache, harness.released():
-        patch.setenv("TILEWISE_CACHE_DIR", cache)  # objects do not know who patched them
-        launch.KERNELS.clear()
+    with faults.patched(mutation.apply), harness.released():
         ENGINE.ready.clear()
         ENGINE.calls.clear()
         ENGINE._ranks.clear()
-        mutation.apply(patch)
         image = guarded(mutation.shape, mutation.kind, "end")
         image[:] = random_pixels(mutation.shape, mutation.kind, data)
         kernel = 3 * random_kernel(data, *mutation.kernel, False, mutation.rank)
@@ -129,51 +106,12 @@ def check(mutation: Mutation) -> None:
                            3.0, None, False, mutation.kind, "case"), mutation.algorithm)
 
 
-def say_what_happens(mutation: Mutation, say: Callable[[str], object]) -> None:
-    """`passed` for the filter as it is, then what the mutation did to it."""
-    check(mutation._replace(apply=lambda patch: None))
-    say("passed\n")
-    try:
-        check(mutation)
-        say("passed\n")
-    except Mismatch as mismatch:
-        say(f"{mismatch}\n")
-
-
-def in_fork(mutation: Mutation) -> list[str]:
-    """The lines said by a copy of this process; if it was killed, the signal is the last."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            say_what_happens(mutation, lambda text: os.write(write, text.encode()))
-        except Exception as error:
-            os.write(write, repr(error).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as said:
-        lines = said.read().splitlines()
-    status = os.waitpid(child, 0)[1]
-    return lines + ([signal.Signals(os.WTERMSIG(status)).name] if os.WIFSIGNALED(status) else [])
-
-
-def run_mutations(lane: int) -> dict[str, list[str]]:
-    """Every so many-th mutation."""
-    return {name: in_fork(MUTATIONS[name]) for name in list(MUTATIONS)[lane::LANES]}
-
-
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, list[str]]:
-    with ThreadPoolExecutor(LANES) as pool:
-        lanes = pool.map(lambda lane: in_process("test_filter2d_mutations:run_mutations", lane),
-                         range(LANES))
-        return {name: said for lane in lanes for name, said in lane.items()}
+    return faults.outcomes("test_filter2d_mutations")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mutation_is_noticed(outcomes: dict[str, list[str]], name: str) -> None:
-    without, mutated = outcomes[name]
-    assert without == "passed"
-    assert mutated in ("SIGSEGV", "SIGBUS") or mutated.startswith("case")
+    faults.assert_noticed(outcomes[name])

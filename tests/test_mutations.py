@@ -1,23 +1,18 @@
-"""Deliberate faults in the generators: the harness must notice every one of them.
-
-A fault is applied in a process of its own, after the same problems have passed without it.
-"""
+"""Deliberate faults in the generators: the harness must notice every one of them."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import faults
 import harness
 import pytest
 import torch
+from faults import changed, replaced
 from guarded import UNTOUCHED, Mismatch, launch_guarded
-from harness import DIRECTIONS, in_process
+from harness import DIRECTIONS
 from llvmlite import ir
 from test_gradients import check_fused_mask, check_pack, check_prepared
 
@@ -29,7 +24,6 @@ from tilewise.kernels.cpu import (
     direct_weight,
     emit,
     geometry,
-    launch,
     masks,
     outer,
     pixels,
@@ -49,7 +43,6 @@ from tilewise.kernels.cpu.windows import Windows
 from tilewise.planner.planner import inner_problem
 from tilewise.runtime.executable import mirror
 
-LANES = os.cpu_count() or 1
 PADDED = "n2c5h9w19k21r3s3p1_f32_forward+bias+residual+relu"
 BARE = "n2c5h9w34k21r3s3_f32_forward"
 ONE_SIDE = "n2c5h9w19k21r3s3p1x0-1_f32_forward"
@@ -100,21 +93,6 @@ class Mutation(NamedTuple):
     problem: str
     tunables: dict[str, int] = {}
     judge: Callable[[Algorithm, Problem, Target, Schedule], object] = harness.check
-
-
-def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> Callable[..., None]:
-    """The patch that passes a cached property's value, or a method's result, through `change`."""
-    original = vars(owner)[name]
-    if hasattr(original, "func"):  # a cached property
-        patched: Any = property(lambda self: change(original.func(self)))
-    else:
-        def patched(*args: Any, **options: Any) -> Any:
-            return change(original(*args, **options))
-    return lambda patch: patch.setattr(owner, name, patched)
-
-
-def replaced(owner: Any, name: str, value: Any) -> Callable[..., None]:
-    return lambda patch: patch.setattr(owner, name, value)
 
 
 def skewed_walk(walk: Walk) -> Walk:
@@ -314,58 +292,23 @@ def check(mutation: Mutation) -> None:
     algorithm, target = (DIRECTIONS[p.direction][mutation.algorithm],
                          Target.host(threads=harness.THREADS))
     s = algorithm.default(inner_problem(algorithm, p), target).with_(**mutation.tunables)
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as cache:
-        patch.setenv("TILEWISE_CACHE_DIR", cache)  # objects do not know who patched them
-        launch.KERNELS.clear()
-        mutation.apply(patch)
+    with faults.patched(mutation.apply):
         mutation.judge(algorithm, p, target, s)
-
-
-def say_what_happens(mutation: Mutation, say: Callable[[str], object]) -> None:
-    """`passed` for the problem as it is, then what the mutation did to it."""
-    check(mutation._replace(apply=lambda patch: None))
-    say("passed\n")
-    try:
-        check(mutation)
-        say("passed\n")
-    except Mismatch as mismatch:
-        say(f"noticed: {mismatch}\n")
-
-
-def in_fork(mutation: Mutation) -> list[str]:
-    """The lines said by a copy of this process; if it was killed, the signal is the last."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            say_what_happens(mutation, lambda text: os.write(write, text.encode()))
-        except Exception as error:
-            os.write(write, repr(error).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as said:
-        lines = said.read().splitlines()
-    status = os.waitpid(child, 0)[1]
-    return lines + ([signal.Signals(os.WTERMSIG(status)).name] if os.WIFSIGNALED(status) else [])
-
-
-def run_mutations(lane: int) -> dict[str, list[str]]:
-    """Every so many-th mutation."""
-    return {name: in_fork(MUTATIONS[name]) for name in list(MUTATIONS)[lane::LANES]}
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, list[str]]:
-    with ThreadPoolExecutor(LANES) as pool:
-        lanes = pool.map(lambda lane: in_process("test_mutations:run_mutations", lane),
-                         range(LANES))
-        return {name: said for lane in lanes for name, said in lane.items()}
+    return faults.outcomes("test_mutations")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mutation_is_noticed(outcomes: dict[str, list[str]], name: str) -> None:
-    without, mutated = outcomes[name]
-    assert without == "passed"
-    assert mutated == "SIGSEGV" or mutated.startswith("noticed: ")
+    faults.assert_noticed(outcomes[name])
+
+
+def test_what_no_test_notices_is_told() -> None:
+    faults.assert_noticed(["passed", "SIGSEGV"])
+    for said in (["passed", "passed"], ["noticed: a lot", "noticed: a lot"], ["passed", "Error()"]):
+        with pytest.raises(AssertionError):
+            faults.assert_noticed(said)
