@@ -11,6 +11,7 @@ from typing import Any
 import harness
 import pytest
 import torch
+from convolutions import LAST, PLANES, draw, relative, rms, theirs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,31 +20,10 @@ from tilewise.core import InvalidProblem, Problem
 from tilewise.frontend import dynamo
 from tilewise.frontend.sharing import noted
 
-PLANES, LAST = torch.contiguous_format, torch.channels_last
 ADMITTED = 2e-5  # the error that plans may have by default
 CLOSE = 1e-3  # decisions of ReLU and pooling nearer than this are not compared
 RANDOM = 60
 TAILS: list[tuple[str | None, int]] = [(None, 1), ("relu", 1), ("relu", 2), (None, 2)]
-
-
-def draw(*shape: int, seed: int = 0, integers: bool = False) -> Tensor:
-    rng = torch.Generator().manual_seed(seed)
-    if integers:
-        return torch.randint(-2, 3, shape, generator=rng).float()
-    return torch.randn(shape, generator=rng)
-
-
-def theirs(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
-           padding: Any = 0, dilation: Any = 1, groups: int = 1, *, residual: Tensor | None = None,
-           activation: str | None = None, pool: int = 1) -> Tensor:
-    """The same in torch."""
-    if isinstance(padding, tuple) and len(padding) == 4:
-        top, bottom, left, right = padding
-        x, padding = F.pad(x, (left, right, top, bottom)), 0
-    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    y = y if residual is None else y + residual
-    y = y if activation is None else getattr(F, activation)(y)
-    return y if pool == 1 else F.max_pool2d(y, pool)
 
 
 def options_of(p: Problem) -> dict[str, Any]:
@@ -57,14 +37,6 @@ def gradients(function: Callable[..., Tensor], leaves: dict[str, Tensor], grad: 
     y = function(**leaves, **options)
     found = torch.autograd.grad(y, list(leaves.values()), grad.to(y.dtype))
     return dict(zip(leaves, found))
-
-
-def rms(values: Tensor) -> float:
-    return float(values.double().square().mean().sqrt())
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return rms(found.double() - expected) / max(rms(expected), 1e-30)
 
 
 def leaves_of(p: Problem, layout: torch.memory_format, seed: int) -> dict[str, Tensor]:
