@@ -2,6 +2,7 @@
 
     python benchmarks/amx.py             # speed of the multiply
     python benchmarks/amx.py --errors    # of whole convolutions, against float64; times nothing
+    python benchmarks/amx.py --errors benchmarks/results/amx_errors.json    # and kept
 
 Both operands are packed; every multiplication of bfloat16 parts counts.
 """
@@ -10,10 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from datetime import date
+from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
+from tilewise.bench import machine
+from tilewise.bench.results import Result
 from tilewise.core import Problem, Target
 from tilewise.core.isa import ISA
 from tilewise.frontend.ops import ENGINE
@@ -24,8 +29,8 @@ from tilewise.kernels.cpu.parts import PARTS, pack_columns, split_tensor
 from tilewise.planner.measure import interleaved
 
 SIZES = ((256, 256, 256), (512, 512, 512), (256, 1024, 1024), (1024, 1024, 256))
-LAYERS = ("n1c64h28w28k64r3s3p1_f32_forward", "n1c512h14w14k512r3s3p1_f32_forward",
-          "n1c512h14w14k512r1s1_f32_forward")
+LAYERS = ("n1c64h56w56k64r3s3p1_f32_forward", "n1c512h14w14k512r3s3p1_f32_forward",
+          "n1c256h28w28k256r3s3u2p1_f32_forward", "n1c2048h7w7k512r1s1_f32_forward")
 ROUNDS, BUDGET = 999, 3.0
 PANEL = 16 << 10  # bytes of a panel of B that is used again and again
 
@@ -92,26 +97,37 @@ def share(m, n, k, products):
     return operations * count / mine.minimum / (most / best.minimum), float(error)
 
 
-def errors() -> None:
-    """Of each algorithm with each number of products, on non-negative inputs."""
-    for text in LAYERS:
-        p, t = Problem.parse(text), Target.host("amx", 2)
-        x = torch.randn(p.n, p.c, p.h, p.w).relu().contiguous(memory_format=torch.channels_last)
-        weight = torch.randn(p.k, p.c, p.r, p.s)
-        exact = F.conv2d(x.double(), weight.double(), None, p.stride, p.padding[0])
-        for answer in ENGINE.planner.candidates(p, t):
-            if answer.plan and "products" in answer.plan.schedule:
-                run = ENGINE.build(answer.plan)
-                y = run(x, run.prepare(weight), None, None)
-                error = float((y - exact).norm() / exact.norm())
-                print(f"{p} {answer.algorithm}, {answer.plan.schedule['products']} products: "
-                      f"{error:.1e}, declared {answer.plan.error:.1e}", flush=True)
+def errors(path: str | None) -> None:
+    """Of each algorithm with each number of products, on non-negative inputs; and torch's."""
+    rows = [row for text in LAYERS for row in errors_of(Problem.parse(text))]
+    for row in rows:
+        print(f"{row['subject']} {row['algorithm']}, {row['products']} products: "
+              f"{row['error']:.1e}, declared {row['declared']:.1e}")
+    if path:
+        Result("errors", f"python benchmarks/amx.py --errors {path}", date.today().isoformat(),
+               machine.facts(2, limits=False), {}, rows).save(Path(path))
+
+
+def errors_of(p):
+    t = Target.host("amx", 2)
+    x = torch.randn(p.n, p.c, p.h, p.w).relu().contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(p.k, p.c, p.r, p.s)
+    exact = F.conv2d(x.double(), weight.double(), None, p.stride, p.padding[0])
+    offers = [answer.plan for answer in ENGINE.planner.candidates(p, t)
+              if answer.plan and (answer.algorithm == "vendor" or "products" in
+                                  answer.plan.schedule)]
+    for plan in sorted(offers, key=lambda plan: (plan.algorithm, plan.error)):
+        run = ENGINE.build(plan)
+        error = (run(x, run.prepare(weight), None, None) - exact).norm() / exact.norm()
+        yield {"subject": str(p), "algorithm": plan.algorithm,
+               "products": plan.schedule.get("products", 0), "error": float(error),
+               "declared": plan.error}
 
 
 def main() -> None:
     torch.manual_seed(0)
     if "--errors" in sys.argv:
-        return errors()
+        return errors(next((name for name in sys.argv[1:] if name.endswith(".json")), None))
     for threads in (1, 2):
         top, operations = peak.tile_runner(threads)
         best = interleaved([top], rounds=200, budget=2)[0].minimum

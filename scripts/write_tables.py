@@ -23,7 +23,8 @@ MARK = re.compile(r"<!-- table (?P<name>[\w.-]+) -->\n(?P<old>.*?)<!-- end -->",
 def table(result: dict[str, Any]) -> str:
     """A Markdown table and the line that says where it comes from."""
     subjects = {row.get("subject") for row in result["rows"]}
-    make = _ladder if result["kind"] == "ladder" else _layers if len(subjects) > 1 else _model
+    kinds = {"ladder": _ladder, "errors": _errors}
+    make = kinds.get(result["kind"]) or (_layers if len(subjects) > 1 else _model)
     return "\n".join(["", *make(result), "", _origin(result), "", ""])
 
 
@@ -31,8 +32,10 @@ def _origin(result: dict[str, Any]) -> str:
     m = result["machine"]
     versions = ", ".join(f"{name} {text}" for name, text in m["versions"].items()
                          if name not in ("llvm", "numpy", "llvmlite", "tilewise"))
-    return (f"{m['processor']}, {m['threads']} threads, {m['isa']}, {m['peak'] / 1e9:.0f} GFLOP/s "
-            f"and {m['bandwidth'] / 1e9:.0f} GB/s measured; {versions}; {result['date']}.")
+    limits = (f", {m['peak'] / 1e9:.0f} GFLOP/s and {m['bandwidth'] / 1e9:.0f} GB/s measured"
+              if "peak" in m else "")
+    return (f"{m['processor']}, {m['threads']} threads, {m['isa']}{limits}; {versions}; "
+            f"{result['date']}.")
 
 
 def _model(result: dict[str, Any]) -> list[str]:
@@ -59,6 +62,17 @@ def _layers(result: dict[str, Any]) -> list[str]:
         lines.append(f"| `{subject}` | {theirs * 1e3:.1f} | {ours['minimum'] * 1e3:.1f} | "
                      f"{ours['ratio']:.2f} | {ours['paired']:.2f} | {ours['error']:.1e} |")
     return lines
+
+
+def _errors(result: dict[str, Any]) -> list[str]:
+    names = {0: "float32", 6: "six products", 3: "three", 1: "one"}
+    lines = [f"| layer | algorithm | {' | '.join(names.values())} |", "|---|---|--:|--:|--:|--:|"]
+    found = {(row["subject"], row["algorithm"], row["products"]): row for row in result["rows"]}
+    for subject, algorithm in dict.fromkeys((key[0], key[1]) for key in found):
+        rows = [found.get((subject, algorithm, products)) for products in names]
+        cells = [f"{row['error']:.1e} of {row['declared']:.1e}" if row else "" for row in rows]
+        lines.append(f"| `{subject}` | `{algorithm}` | {' | '.join(cells)} |")
+    return [*lines, "", f"`{result['command']}`."]
 
 
 def _ladder(result: dict[str, Any]) -> list[str]:

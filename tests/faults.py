@@ -22,7 +22,7 @@ from harness import in_process
 from tilewise.kernels.cpu import launch
 
 LANES = os.cpu_count() or 1
-SIGNALS = ("SIGSEGV", "SIGBUS")  # of unmapped pages
+SIGNALS = ("SIGSEGV", "SIGBUS", "SIGILL")  # of unmapped pages, and of tiles not configured
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import tilewise
 from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Problem, Schedule, Target
 from tilewise.core.isa import available
+from tilewise.frontend.sharing import noted
 from tilewise.kernels.cpu.parts import split_tensor
 from tilewise.planner import Planner
 from tilewise.planner.planner import inner_problem
@@ -32,6 +35,12 @@ LEAST = 1000  # problems for each number of products, empty ones not counted
 BATCHES = 16  # of each shape, which share a kernel
 FLOOR = 150  # problems of each algorithm and number of products
 CHUNKS = 2
+DEEP_ONES = (("cpu_winograd", "n2c1100h5w6k40r3s3p1_f32_forward+bias"),
+             ("cpu_direct", "n1c600h4w5k40r3s3p1_f32_forward+relu"),
+             ("cpu_pointwise", "n3c1100h3w5k70r1s1_f32_forward"),
+             ("cpu_winograd", "n2c40h9w10k70r3s3p1_f32_backward_data"),
+             ("cpu_direct", "n2c40h9w10k70r3s5p1_f32_backward_data"),
+             ("cpu_pointwise", "n2c40h9w10k70r1s1_f32_backward_data"))
 DEEP = "n8c512h28w28k512r3s3p1_f32_forward+bias+relu"
 
 
@@ -144,6 +153,30 @@ def test_random_problems_stay_within_the_declared_error(outcomes: Any, products:
     assert min(outcome["ran"][name] for name in offering) >= FLOOR
 
 
+def run_deep() -> dict[str, list[str]]:
+    """Depths that take several passes, and gradients of inputs: random ones are shallow."""
+    target = Target.host("amx", harness.THREADS)
+    failures, ran = [], []
+    for name, text in DEEP_ONES:
+        a, p = GENERATED[name], Problem.parse(text)
+        for start in _starts(name, p, target):
+            if not start["products"]:
+                continue
+            try:
+                harness.check(a, p, target, start)
+                ran.append(f"{name} {start['products']}")
+            except Mismatch as mismatch:
+                failures.append(str(mismatch))
+    return {"ran": ran, "failures": failures}
+
+
+@needs_amx
+def test_deep_problems_and_gradients_of_inputs() -> None:
+    outcome = in_process("test_amx:run_deep")
+    assert outcome["failures"] == []
+    assert len(outcome["ran"]) == len(DEEP_ONES) * len(PRODUCTS)
+
+
 # what a precision admits
 
 
@@ -172,6 +205,30 @@ def test_explain_tells_what_another_precision_would_give() -> None:
     text = str(tilewise.explain(DEEP, target=Target.host("amx", 2)))
     assert "products keep 16 bits, need 24" in text
     assert "products=3" in text
+
+
+@needs_amx
+def test_gradients_of_inputs_run_on_the_unit() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 128, 28, 28).contiguous(memory_format=torch.channels_last)
+    weight, x = torch.randn(128, 128, 3, 3), x.requires_grad_()
+    exact = F.conv_transpose2d(torch.ones(2, 128, 28, 28).double(), weight.double(), padding=1)
+    with precision("high"), noted() as plans:
+        tilewise.conv2d(x, weight, padding=1).sum().backward()
+    products = {plan.problem.direction: plan.schedule.get("products") for plan in plans}
+    assert products == {"forward": 3, "backward_data": 3}
+    assert x.grad is not None
+    assert float((x.grad - exact).norm() / exact.norm()) < PRECISIONS["high"]
+
+
+@contextmanager
+def precision(setting: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(setting)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 # beside others

@@ -1,0 +1,116 @@
+"""Deliberate faults in what runs on the matrix unit: the harness must notice every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import faults
+import pytest
+from faults import changed, replaced
+from test_amx import needs_amx
+from test_mutations import PADDED, Mutation, check, next_bias, whole_vectors
+
+from tilewise.kernels.cpu import amx, direct_amx, geometry, parts, winograd_amx
+from tilewise.kernels.cpu.emit import Function
+from tilewise.kernels.cpu.microkernel import LINE
+
+__all__ = ["check"]  # called by faults
+STRIDED = "n2c37h9w19k21r3s3u2p1_f32_forward"
+BARE = "n2c37h5w7k21r1s1_f32_forward+bias"
+LONG = "n1c600h3w5k21r3s3p1_f32_forward"  # the depth takes two passes
+SPLIT, PACK = parts.split, parts.pack_columns
+
+
+def without_product(products: int, which: int) -> Callable[..., None]:
+    pairs = parts.PAIRS[products]
+    return lambda patch: patch.setitem(parts.PAIRS, products, pairs[:which] + pairs[which + 1:])
+
+
+def always(module: Any, **options: Any) -> Callable[..., None]:
+    """A multiply with some options whatever is asked for."""
+    return replaced(module, "multiply",
+                    lambda f, a, b, c, left, right, out, walk, products, *_, **others:
+                    amx.multiply(f, a, b, c, left, right, out, walk, products,
+                                 **{**others, **options}))
+
+
+def clears_nothing(self: Any) -> Function:
+    with self.m.function("clear", to="pointer", count="index") as f:
+        pass
+    return f
+
+
+def swapped_rows(side: amx.Side) -> amx.Side:
+    return amx.Side(side.tiles[::-1], side.part, side.pitch)
+
+
+def rows_of_a_swapped(f: Function, a: Any, b: Any, c: Any, left: amx.Side, *others: Any,
+                      **options: Any) -> None:
+    amx.multiply(f, a, b, c, swapped_rows(left), *others, **options)
+
+
+MUTATIONS = {
+    "one of three products is left out": Mutation(
+        without_product(3, 2), "cpu_direct", PADDED, {"products": 3}),
+    "one of six products is left out": Mutation(
+        without_product(6, 4), "cpu_winograd", PADDED, {"products": 6}),
+    "the second part repeats the first": Mutation(
+        replaced(direct_amx, "split", lambda f, value, count: SPLIT(f, value, 1) * count),
+        "cpu_pointwise", BARE, {"products": 3}),
+    "tiles of rows are swapped": Mutation(
+        replaced(direct_amx, "multiply", rows_of_a_swapped), "cpu_direct", PADDED,
+        {"products": 1}),
+    "a row of a tile is its neighbour's": Mutation(
+        replaced(winograd_amx._OnTiles, "_v_of_tile", lambda self, tile:
+                 (tile // 16) * self.g.v_rows + (tile % 16 - tile % 2) * LINE),
+        "cpu_winograd", PADDED, {"products": 3}),
+    "pairs of channels lie apart": Mutation(
+        replaced(direct_amx, "pack_columns", lambda panels, count: PACK(
+            panels.unflatten(-2, (-1, 16, 2)).transpose(-3, -2).flatten(-4, -2), count)),
+        "cpu_pointwise", BARE, {"products": 1}),
+    "a tap reads the next pixel": Mutation(
+        changed(direct_amx.Geometry, "starts", lambda starts: [
+            (at + LINE * (tap == 4), tap) for at, tap in starts]), "cpu_direct", STRIDED,
+        {"products": 1}),
+    "two taps read each other's phase": Mutation(
+        changed(direct_amx.Geometry, "starts", lambda starts: [
+            (starts[1][0], 0), (starts[0][0], 1), *starts[2:]]), "cpu_direct", STRIDED,
+        {"products": 1}),
+    "padding is not cleared": Mutation(
+        replaced(direct_amx._Direct, "_clear", clears_nothing), "cpu_direct", PADDED,
+        {"products": 1}),
+    "the depth is not filled up": Mutation(
+        replaced(winograd_amx._OnTiles, "_fill_up", lambda self, f: None), "cpu_winograd", PADDED,
+        {"products": 3}),
+    "sums begin with what was there": Mutation(
+        always(direct_amx, fresh=False), "cpu_direct", PADDED, {"products": 1}),
+    "the second pass forgets the first": Mutation(
+        always(winograd_amx, fresh=True), "cpu_winograd", LONG, {"products": 3}),
+    "tails are loaded whole": Mutation(whole_vectors("load"), "cpu_pointwise", BARE,
+                                       {"products": 1}),
+    "tails are stored whole": Mutation(whole_vectors("store"), "cpu_pointwise", BARE,
+                                       {"products": 1}),
+    "the last columns count as a whole block": Mutation(
+        changed(geometry.BlocksOfK, "has_tail", lambda _: False), "cpu_direct", PADDED,
+        {"products": 1}),
+    "scratch is too small": Mutation(
+        changed(direct_amx.Geometry, "pack_floats", lambda floats: floats - 16), "cpu_direct",
+        PADDED, {"products": 1}),
+    "the bias is the neighbour's": Mutation(
+        replaced(direct_amx, "finish", next_bias), "cpu_direct", PADDED, {"products": 1}),
+    "tiles are not configured": Mutation(
+        replaced(amx, "configure", lambda f: None), "cpu_direct", PADDED, {"products": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, list[str]]:
+    return faults.outcomes("test_amx_mutations")
+
+
+@needs_amx
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_is_noticed(outcomes: dict[str, list[str]], name: str) -> None:
+    faults.assert_noticed(outcomes[name])
