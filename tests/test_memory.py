@@ -7,6 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,16 @@ def test_sizes_near_each_other_share_a_block(pool: Pool) -> None:
         assert size <= memory._size_class(size) <= max(4096, 1.125 * size + 4096)
 
 
+def test_a_free_block_serves_what_is_a_little_smaller(pool: Pool) -> None:
+    places = {}
+    for size in (3 * MB, 2 * MB + MB // 4, MB):  # the second fits into the first, not the third
+        tensor = memory.empty(size // 4)
+        places[size] = tensor.data_ptr()
+        del tensor
+    assert places[3 * MB] == places[2 * MB + MB // 4] != places[MB]
+    assert pool.kept == 4 * MB
+
+
 def test_live_tensors_never_overlap(pool: Pool) -> None:
     rng, live = random.Random(0), []
     for step in range(200):
@@ -150,6 +161,23 @@ def test_blocks_of_a_dead_pool(pool: Pool) -> None:
 
 
 # through the public function
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_prepared_weights_stay_for_inference_and_go_in_training(activation: str | None) -> None:
+    x = torch.randn(1, 64, 30, 30).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(64, 64, 3, 3, requires_grad=True)
+    call = partial(tilewise.conv2d, x, weight, padding=1, activation=activation)
+    before = MADE.total
+    with torch.no_grad():
+        call()
+    assert MADE.total > before
+    call().sum().backward()
+    assert MADE.total == before
+    frozen = weight.detach()
+    x.requires_grad_()
+    tilewise.conv2d(x, frozen, padding=1, activation=activation).sum().backward()
+    assert MADE.total > before  # frozen: the next gradient needs the same
 
 
 def test_outputs_that_live_never_share_memory() -> None:

@@ -66,6 +66,11 @@ class Lru(Generic[T]):
             finally:
                 self._lock.release()
 
+    def held(self) -> list[Hashable]:
+        with self._lock:
+            self._bury()
+            return list(self._entries)
+
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()

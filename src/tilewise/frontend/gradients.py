@@ -13,7 +13,7 @@ from ..core.problem import Epilogue, Problem
 from ..core.target import Target
 from ..runtime import masks
 from ..runtime.engine import Engine
-from ..runtime.weights import prepared
+from ..runtime.weights import forget, prepared
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -41,6 +41,8 @@ def by_engine(engine: Engine, p: Problem, t: Target, grad: Tensor, x: Tensor, we
         engine.tell(executable.plan)
         if direction == "backward_data":
             second = prepared(second, executable)
+            if wants[1]:
+                forget(weight)  # a step follows
         return executable(first, second, None, None)
 
     return (run("backward_data", grad, weight) if wants[0] else None,

@@ -94,6 +94,13 @@ def prepared(weight: Tensor, executable: Executable) -> Any:
     return made_once(executable.weight_key, lambda: executable.prepare(weight), weight)
 
 
+def forget(weight: Tensor) -> None:
+    """Let go of all that was made from a weight: it is about to change."""
+    for key in MADE.held():
+        if isinstance(key, tuple) and id(weight) in key[1:]:
+            MADE.drop(key)
+
+
 def folded(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
            scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Weight and bias of one convolution that also does the batch norm behind it."""

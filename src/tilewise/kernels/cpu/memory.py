@@ -20,6 +20,7 @@ from ...core.locks import fork_safe_lock
 SMALL = 512 << 10  # below this, torch's own allocator is as good
 HUGE_PAGE = 2 << 20
 DEFAULT_LIMIT = 2 << 30
+ROOM = 1.5  # a free block may be this much larger than what is asked for
 
 
 class Pool:
@@ -46,11 +47,9 @@ class Pool:
         size = _size_class(size)
         with self._lock:
             self._sort_in()
-            regions = self._free.get(size)
-            region = regions.pop() if regions else None
-            if region is not None:
-                self.kept -= size
-        return _block_type(size).on(region or _map(size), self)
+            fitting = min((kept for kept in self._free if size <= kept <= size * ROOM), default=0)
+            region = self._pull(fitting, -1) if fitting else None
+        return _block_type(fitting or size).on(region or _map(size), self)
 
     def give(self, region: mmap.mmap, size: int) -> None:
         """Never waits: a tensor can die in the middle of anything, even of `take`."""
@@ -69,12 +68,15 @@ class Pool:
             self._free.move_to_end(size)
             self.kept += size
         while self.kept > self._limit:
-            size, regions = next(iter(self._free.items()))
-            if regions:
-                regions.pop(0)
-                self.kept -= size
-            else:
-                del self._free[size]
+            self._pull(next(iter(self._free)), 0)
+
+    def _pull(self, size: int, place: int) -> mmap.mmap:
+        regions = self._free[size]
+        region = regions.pop(place)
+        if not regions:
+            del self._free[size]
+        self.kept -= size
+        return region
 
 
 def _size_class(size: int) -> int:
