@@ -2,6 +2,8 @@
 
     python benchmarks/planner.py --count 200
     python benchmarks/planner.py --first 100 --count 20 --table
+    python benchmarks/planner.py --seed 1 --save times.jsonl   # other problems, to fit costs to
+    python benchmarks/planner.py --again times.jsonl --table   # what estimates choose by now
 
 A candidate is an algorithm with its default schedule. All of a problem are timed in turns; that is
 the yardstick. "measure" plans by its own, shorter measurement, "estimate" by the cost model; the
@@ -11,9 +13,12 @@ loss of a choice is its time on the yardstick over the best candidate's.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import statistics
+from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
@@ -50,7 +55,7 @@ def draw(rng: random.Random) -> str:
             return str(p)
 
 
-def losses(text: str, target: tilewise.Target, rounds: int) -> tuple[dict[str, float], str, str]:
+def losses(text: str, target: tilewise.Target, rounds: int) -> dict:
     """Seconds of every candidate, and what "measure" and "estimate" chose."""
     p = tilewise.Problem.parse(text)
     chosen = ENGINE.plan(p, target, "measure")
@@ -61,7 +66,13 @@ def losses(text: str, target: tilewise.Target, rounds: int) -> tuple[dict[str, f
     found |= {name_of(plan): plan for plan in (chosen, estimated)}
     times = interleaved([ENGINE.start(plan) for plan in found.values()], rounds, 0.004, 3)
     seconds = {name: time.minimum for name, time in zip(found, times, strict=True)}
-    return seconds, name_of(chosen), name_of(estimated)
+    return {"problem": text, "seconds": seconds, "measure": name_of(chosen),
+            "estimate": name_of(estimated)}
+
+
+def again(row: dict, target: tilewise.Target) -> dict:
+    """A row of earlier times with what an estimate chooses now."""
+    return row | {"estimate": name_of(ENGINE.plan(tilewise.Problem.parse(row["problem"]), target))}
 
 
 def name_of(plan) -> str:
@@ -82,26 +93,41 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="print every problem")
+    parser.add_argument("--save", help="file for the times, a line a problem")
+    parser.add_argument("--again", help="such a file: choose again, measure nothing")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     target = tilewise.Target.host(threads=args.threads)
-    rng = random.Random(0)
-    problems = [draw(rng) for _ in range(args.first + args.count)][args.first:]
     measured, estimated = [], []
     tilewise.wisdom.forget()
-    for text in problems:
-        seconds, by_measure, by_estimate = losses(text, target, args.rounds)
+    for row in rows(args, target):
+        seconds = row["seconds"]
         best = min(seconds, key=seconds.__getitem__)
-        measured.append(seconds[by_measure] / seconds[best])
-        estimated.append(seconds[by_estimate] / seconds[best])
+        measured.append(seconds[row["measure"]] / seconds[best])
+        estimated.append(seconds[row["estimate"]] / seconds[best])
         if args.table:
             rest = " ".join(f"{name}={t * 1e6:.0f}" for name, t in seconds.items())
-            print(f"{text:58} best {best:15} measure {measured[-1]:.2f} estimate {by_estimate:15} "
-                  f"{estimated[-1]:.2f} {rest}", flush=True)
+            print(f"{row['problem']:58} best {best:15} measure {measured[-1]:.2f} estimate "
+                  f"{row['estimate']:15} {estimated[-1]:.2f} {rest}", flush=True)
     print(report("measure", measured, 0.03))
     print(report("estimate", estimated, 0.15))
+
+
+def rows(args: argparse.Namespace, target: tilewise.Target) -> Iterator[dict]:
+    if args.again:
+        yield from (again(json.loads(line), target)
+                    for line in Path(args.again).read_text().splitlines())
+        return
+    rng = random.Random(args.seed)
+    for text in [draw(rng) for _ in range(args.first + args.count)][args.first:]:
+        row = losses(text, target, args.rounds)
+        if args.save:
+            with open(args.save, "a") as file:
+                print(json.dumps(row), file=file)
+        yield row
 
 
 if __name__ == "__main__":
