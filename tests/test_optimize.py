@@ -263,22 +263,22 @@ def test_parts_of_a_model_are_traced_where_the_whole_cannot_be(given, view):
     assert all(block._parts[1].training for block in blocks(fast))
 
 
-@pytest.mark.parametrize("winner", [0, 1, 2, 3])
+@pytest.mark.parametrize("winner", range(5))
 def test_the_fastest_way_to_run_a_model_is_returned(winner, monkeypatch):
     def timed(runs, **_):
         for run in runs:
             run()
-        assert len(runs) == (4 if dynamo.has_compiler() else 3)
+        assert len(runs) == (5 if dynamo.has_compiler() else 3)
         return [Timing(1.0 if i == winner else 2.0, 1.0, 0.0) for i in range(len(runs))]
 
-    if winner == 3 and not dynamo.has_compiler():
+    if winner > 2 and not dynamo.has_compiler():
         pytest.skip("no C++ compiler on this machine")
     monkeypatch.setattr(variants, "interleaved", timed)
     model, x = settled(Staged()), torch.randn(2, 3, 12, 12)
     fast = tilewise.optimize(model, x, effort="measure")
     tilewise.wisdom.forget()
     assert bool(blocks(fast)) == (winner == 0)
-    assert (fast._compiled_call_impl is not None) == (winner == 3)
+    assert (fast._compiled_call_impl is not None) == (winner > 2)
     assert list(fast.state_dict()) == list(model.state_dict())
     with torch.no_grad():
         expected = model(x)

@@ -32,16 +32,17 @@ def fastest(original: nn.Module, ours: nn.Module, example: Any) -> nn.Module:
 
 
 def _others(ours: nn.Module) -> list[Callable[[nn.Module], nn.Module]]:
-    """Torch in both layouts; where tracing saw only parts, also the graph that Dynamo captures."""
+    """Torch in both layouts; where tracing saw only parts, also the graph that Dynamo captures,
+    with our convolutions and with torch's."""
     found = [sharing_copy, lambda model: inside(sharing_copy(model))]
     if not isinstance(ours, fx.GraphModule) and has_compiler():
-        found.append(_compiled)
+        found += [partial(_compiled, backend=backend) for backend in (tilewise, "inductor")]
     return found
 
 
-def _compiled(model: nn.Module) -> nn.Module:
+def _compiled(model: nn.Module, backend: Any) -> nn.Module:
     twin = inside(sharing_copy(model))
-    twin.compile(backend=tilewise)  # saved and copied without what was compiled
+    twin.compile(backend=backend)  # saved and copied without what was compiled
     return twin
 
 
