@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.problem import Problem
+from ..core.progress import Tell, silent
 from ..frontend.dynamo import has_compiler
 from ..frontend.optimize import optimize
 from .subjects import Layer, Subject
@@ -82,11 +83,11 @@ def _prepacked(p: Problem, model: Any, x: Tensor) -> Callable[[], Tensor] | None
 
 
 def tilewise_contender(s: Subject, effort: str = "estimate", max_error: float | None = None,
-                       algorithm: str | None = None) -> Contender:
+                       algorithm: str | None = None, tell: Tell = silent) -> Contender:
     """The model as `tilewise.optimize` returns it, called as the original is."""
     if s.problem is not None:
         return Contender("tilewise", "tilewise", _one_layer(s, effort, max_error, algorithm))
-    fast = optimize(s.model, s.example, effort=effort, max_error=max_error)
+    fast = optimize(s.model, s.example, effort=effort, max_error=max_error, tell=tell)
     return Contender("tilewise", "tilewise", lambda: fast(s.example))
 
 

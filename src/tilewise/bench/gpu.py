@@ -11,6 +11,7 @@ import torch
 
 from ..core.errors import TilewiseError
 from ..core.problem import Problem
+from ..core.progress import Tell, silent
 from ..frontend.devices import target_of
 from ..frontend.ops import ENGINE
 from ..runtime.engine import random_operands
@@ -35,13 +36,18 @@ class Timed:
     ratio: float  # the vendor's median over this one
 
 
-def measure(problems: Sequence[str] = LAYERS, rounds: int = 30) -> list[Timed]:
+def measure(problems: Sequence[str] = LAYERS, rounds: int = 30,
+            tell: Tell = silent) -> list[Timed]:
     """Every algorithm that accepts a problem; a wrong result ends it before anything is timed."""
     if not torch.cuda.is_available():
         raise TilewiseError("bench --device cuda needs a GPU and its driver; torch finds none on "
                             "this machine")
     target = target_of(torch.empty(0, device="cuda"))
-    return [row for text in problems for row in _problem(Problem.parse(text), target, rounds)]
+    rows: list[Timed] = []
+    for i, text in enumerate(problems):
+        tell(f"measuring {text}", i, len(problems))
+        rows += _problem(Problem.parse(text), target, rounds)
+    return rows
 
 
 def _problem(p: Problem, target: Any, rounds: int) -> list[Timed]:

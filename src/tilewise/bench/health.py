@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from ..core.files import cache_directory, is_private
+from ..core.progress import Tell, silent
 from ..frontend.dynamo import has_compiler
 from ..frontend.ops import conv2d
 from ..planner.wisdom import Wisdom, default_path
@@ -27,12 +28,16 @@ class Finding:
     advice: str = ""
 
 
-def examine(threads: int) -> list[Finding]:
-    """All findings; nothing here takes more than a moment."""
+def examine(threads: int, tell: Tell = silent) -> list[Finding]:
+    """All findings."""
     checks: list[Callable[[], Finding]] = [
         _generated_code, _denormals, lambda: _threads(threads), _cache, _wisdom, _huge_pages,
         _compiler, _triton, _peers]
-    return [check() for check in checks]
+    findings = []
+    for i, check in enumerate(checks):
+        tell("examining", i, len(checks))
+        findings.append(check())
+    return findings
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import torch
 
 from ..core.errors import NoAlgorithm
 from ..core.problem import Problem
+from ..core.progress import Tell, counting, silent
 from ..core.target import Target
 from ..planner.measure import Timing, interleaved
 from .contenders import torch_contenders, use_huge_pages
@@ -43,26 +44,27 @@ class Line:
 
 
 def ladder(p: Problem, t: Target, limits: dict[str, float], rounds: int = 7,
-           tell: Callable[..., Any] = lambda *_: None) -> list[Line]:
+           tell: Tell = silent) -> list[Line]:
     """Every rung, checked, then timed in turns with torch; limits are operations and bytes/s."""
     use_huge_pages()
     what = layer(p)
     rungs: list[Rung] = []
     refused: dict[str, str] = {}
-    for step in STEPS:
-        tell(f"building: {step.name}", 1)
+    for i, step in enumerate(STEPS):
+        tell(f"building: {step.name}", i, len(STEPS))
         try:
             rungs.append(step.make(p, t, rungs))
         except NoAlgorithm as answer:
             refused[step.name] = "; ".join(next(iter(answer.reasons.values())))
-    tell("checking results", 1)
-    errors = [_checked(rung, what) for rung in rungs]
+    errors = []
+    for i, rung in enumerate(rungs):
+        tell(f"checking: {rung.name}", i, len(rungs))
+        errors.append(_checked(rung, what))
     others = torch_contenders(what)
-    tell("measuring", 1)
     runs = [_caller(rung.run, what) for rung in rungs]
     slow = [rung.plan.seconds > SLOW for rung in rungs]
     times = _timed([*runs, *(c.run for c in others)], [*slow, *[False] * len(others)], rounds,
-                   lambda: tell("measuring", 1))
+                   tell)
     lines = _rung_lines(p, t, rungs, refused, times, errors, limits["peak"])
     reference = _reference(what)
     for contender, time in zip(others, times[len(rungs):], strict=True):
@@ -72,19 +74,15 @@ def ladder(p: Problem, t: Target, limits: dict[str, float], rounds: int = 7,
     return lines + _limit_lines(p, limits)
 
 
-def total_ticks(rounds: int) -> int:
-    """How often `tell` is called, about."""
-    return len(STEPS) + 2 + (len(STEPS) + 3) * rounds
-
-
 def _caller(run: Callable[..., Any], what: Subject) -> Callable[[], Any]:
     return lambda: run(what.example)
 
 
 def _timed(runs: Sequence[Callable[[], Any]], slow: Sequence[bool], rounds: int,
-           tick: Callable[[], Any]) -> list[Timing]:
+           tell: Tell) -> list[Timing]:
     """Times in the order given; what is hopelessly slow gets two rounds of its own."""
     found: dict[int, Timing] = {}
+    tick = counting(tell, "measuring", sum(2 if is_slow else rounds for is_slow in slow))
     for which, turns in ((False, rounds), (True, 2)):
         indices = [i for i, is_slow in enumerate(slow) if is_slow == which]
         times = interleaved([runs[i] for i in indices], turns, 0.02, 45, tick=tick)

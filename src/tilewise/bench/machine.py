@@ -10,22 +10,24 @@ from typing import Any
 
 import torch
 
+from ..core.progress import Tell, counting, silent
 from ..core.target import Target
 from ..kernels.cpu import peak
 from ..kernels.cpu.jit import LLVM_VERSION
 from ..planner.measure import interleaved
 
 COPIED = 64 << 20  # floats of a copy that no cache holds, at most
+ROUNDS = 25
 
 
-def facts(threads: int, limits: bool = True) -> dict[str, Any]:
+def facts(threads: int, limits: bool = True, tell: Tell = silent) -> dict[str, Any]:
     """Everything that a figure should be read with; `limits` measures, for about a second."""
     t = Target.host(threads=threads)
     found = {"processor": processor(), "system": f"{platform.system()} {platform.machine()}",
              "cores": os.cpu_count(), "threads": threads, "isa": t.isa, "lanes": t.lanes,
              "registers": t.registers, "l1": t.l1, "l2": t.l2, "l3": t.l3,
              "huge_pages": huge_pages(), "versions": versions()}
-    return {**found, **(measured_limits(threads) if limits else {})}
+    return {**found, **(measured_limits(threads, tell) if limits else {})}
 
 
 def best_limits(machine: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def best_limits(machine: dict[str, Any]) -> dict[str, Any]:
     return {**machine, **{name: max(machine[name], value) for name, value in again.items()}}
 
 
-def measured_limits(threads: int) -> dict[str, float]:
+def measured_limits(threads: int, tell: Tell = silent) -> dict[str, float]:
     """Multiply-adds on registers and a large copy: operations and bytes a second."""
     t = Target.host(threads=threads)
     multiply_add, operations = peak.runner(t.isa, threads)
@@ -43,8 +45,9 @@ def measured_limits(threads: int) -> dict[str, float]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        top, copy = interleaved([multiply_add, lambda: sink.copy_(source)], rounds=25,
-                                sample=0.02, budget=3)
+        top, copy = interleaved([multiply_add, lambda: sink.copy_(source)], rounds=ROUNDS,
+                                sample=0.02, budget=3,
+                                tick=counting(tell, "measuring the machine's limits", 2 * ROUNDS))
     finally:
         torch.set_num_threads(before)
     return {"peak": operations / top.minimum,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import TilewiseError
+from ..core.progress import Tell, counting, silent
 from ..planner.measure import Timing, interleaved
 from .contenders import Contender, tilewise_contender, torch_contenders, use_huge_pages
 from .graph import CannotExport, export
@@ -47,32 +48,30 @@ class Options:
 
 
 @torch.no_grad()
-def measure(s: Subject, o: Options, tell: Callable[..., Any] = lambda *_: None) -> list[Row]:
+def measure(s: Subject, o: Options, tell: Tell = silent) -> list[Row]:
     """Rows of all contenders, torch's first, then ours, then the peers'."""
     peers = [name for name in o.against if name != "torch"]
     for name in peers:
         check(name)
     use_huge_pages()
     with tempfile.TemporaryDirectory() as directory:
-        tell("preparing torch", 0)
+        tell("preparing torch", 0, len(peers) + 2)
         everybody = torch_contenders(s, o.compile)
-        tell("preparing tilewise", 0)
-        everybody.append(tilewise_contender(s, o.effort, o.max_error, o.algorithm))
+        tell("preparing tilewise", 1, len(peers) + 2)
+        everybody.append(tilewise_contender(s, o.effort, o.max_error, o.algorithm, tell))
         refused: list[Row] = []
-        for name in peers:
-            tell(f"preparing {name}", 0)
+        for i, name in enumerate(peers):
+            tell(f"preparing {name}", i + 2, len(peers) + 2)
             try:
                 everybody.append(_peer(name, s, o, Path(directory)))
             except CannotExport as reason:
                 refused.append(Row(s.name, name, name, note=str(reason)))
-        tell("checking results", 0)
-        errors = _errors(s, everybody, o.max_error)
+        errors = _errors(s, everybody, o.max_error, tell)
         wrong = [c for c in everybody if not errors[c.name] <= LOOSE]
         timed = [c for c in everybody if c not in wrong]
-        tell(f"measuring {s.name}", 0)
         times = interleaved([c.run for c in timed], o.rounds, 0.03, o.budget,
                             pause=PAUSE if peers else 0.0, before=_evict if o.cold else None,
-                            tick=lambda: tell(f"measuring {s.name}", 1))
+                            tick=counting(tell, f"measuring {s.name}", o.rounds * len(timed)))
         refused += [Row(s.name, c.name, c.family, errors[c.name], note="wrong result: not timed")
                     for c in wrong]
         return _rows(s, timed, times, errors) + refused
@@ -85,15 +84,18 @@ def _peer(name: str, s: Subject, o: Options, directory: Path) -> Contender:
     return start(name, graph, s.example.contiguous(), o.threads, place)
 
 
-def _errors(s: Subject, everybody: Sequence[Contender],
-            admitted: float | None) -> dict[str, float]:
+def _errors(s: Subject, everybody: Sequence[Contender], admitted: float | None,
+            tell: Tell) -> dict[str, float]:
     """Relative rms errors against float64; raises if ours is out of line."""
     few = min(CHECKED, s.images)
     model: Any = copy.deepcopy(s.model).double()
     if getattr(model, "residual", None) is not None:
         model.residual = model.residual[:few]
     reference = model(s.example[:few].double())
-    errors = {c.name: rms_error(c.result(c.run())[:few], reference) for c in everybody}
+    errors = {}
+    for i, c in enumerate(everybody):  # the first run of each, which compiles where it has to
+        tell(f"checking the result of {c.name}", i, len(everybody))
+        errors[c.name] = rms_error(c.result(c.run())[:few], reference)
     theirs = min(error for name, error in errors.items() if name.startswith("torch"))
     ours = errors["tilewise"]
     if not ours <= max(OURS[0], OURS[1] * theirs, admitted or 0.0):

@@ -12,6 +12,7 @@ from . import NO
 from .output import (
     Batch,
     Json,
+    MaxError,
     Shape,
     Threads,
     command,
@@ -37,7 +38,6 @@ Budget = Annotated[float, typer.Option(help="Seconds after which no new round of
                                             "begins.")]
 Effort = Annotated[str, typer.Option(help="How hard tilewise looks for plans: estimate, measure, "
                                           "exhaustive or wisdom_only.")]
-MaxError = Annotated[float | None, typer.Option(help="Bound on the relative rms error of plans.")]
 Cold = Annotated[bool, typer.Option("--cold", help="Empty the caches before every call.")]
 Compile = Annotated[bool, typer.Option(help="Let torch.compile be one of torch's forms.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write a result file.")]
@@ -55,7 +55,8 @@ def device_(
         return
     from ..bench.gpu import measure as measure_gpu
 
-    rows = measure_gpu()
+    with progress("measuring") as tell:
+        rows = measure_gpu(tell=tell)
     print_table("GPU", ("problem", "algorithm", "difference", "median ms", "of the vendor's"),
                 [(r.problem, r.algorithm, f"{r.difference:.1e}", milliseconds(r.median),
                   f"{r.ratio:.2f}x") for r in rows])
@@ -153,12 +154,12 @@ def _measure(subjects: list[Any], output: Path | None, json: bool, *, against: s
     names = tuple(name for name in against.split(",") if name)
     options = Options(against=names, threads=set_threads(threads), **settings)
     keep = output is not None or json
-    machine = facts(options.threads) if keep else {}
     rows: list[Row] = []
     plans: list[dict[str, Any]] = []
-    contenders = 4 + len([name for name in names if name != "torch"])
+    machine: dict[str, Any] = {}
     for make in subjects:
-        with progress("starting", total=options.rounds * contenders) as tell:
+        with progress("starting") as tell:
+            machine = machine or (facts(options.threads, tell=tell) if keep else {})
             what = make()
             found = measure(what, options, tell)
             rows += found
@@ -197,7 +198,7 @@ def _plans(what: Subject, max_error: float | None) -> list[dict[str, Any]]:
     from ..frontend.tuning import observe
 
     fast = tilewise.optimize(what.model, max_error=max_error)
-    return [{"subject": what.name, "layer": x.name.rpartition(".")[2],
+    return [{"subject": what.name, "layer": x.label,
              "problem": str(x.plan.problem), "algorithm": x.plan.algorithm,
              "schedule": str(x.plan.schedule), "seconds": x.plan.seconds, "source": x.plan.source,
              "error": x.plan.error} for x in observe(fast, what.example)]

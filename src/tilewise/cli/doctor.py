@@ -17,8 +17,8 @@ def doctor(threads: Threads = None, json: Json = False) -> None:
     from ..bench.machine import facts
 
     count = set_threads(threads)
-    with progress("measuring"):
-        machine, findings = facts(count), examine(count)
+    with progress("measuring") as tell:
+        machine, findings = facts(count, tell=tell), examine(count, tell)
     broken = any(finding.state == "broken" for finding in findings)
     if json:
         print_json({"machine": machine, "findings": [finding.__dict__ for finding in findings],

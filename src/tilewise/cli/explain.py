@@ -6,36 +6,46 @@ from typing import Annotated, Any
 
 import typer
 
-from .output import Batch, Json, Shape, Threads, print_json, progress, set_threads
+from ..core.progress import Tell
+from .model import SubjectName, optimized, plan_data
+from .output import Batch, Json, MaxError, Shape, Threads, print_json, progress, set_threads
 
 
 def explain(
-    subject: Annotated[str, typer.Argument(help="A model, a problem or package.module:factory.")],
+    subject: SubjectName,
     batch: Batch = None,
     shape: Shape = None,
     effort: Annotated[str, typer.Option(
         help="estimate, or measure: run and time every candidate.")] = "estimate",
-    max_error: Annotated[float | None, typer.Option(
-        help="Bound on the relative rms error; torch's precision setting, if not said.")] = None,
+    max_error: MaxError = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Every candidate with its time and error, or the reasons against it."""
+    set_threads(threads)
+    with progress(f"explaining {subject}") as tell:
+        if subject.startswith("n") and "_" in subject:
+            answer = _problem(subject, batch, max_error, effort, tell)
+        else:
+            answer = _model(subject, batch, shape, max_error, effort, tell)
+    print_json(_data(answer)) if json else print(answer)
+
+
+def _problem(text: str, batch: int | None, max_error: float | None, effort: str,
+             tell: Tell) -> Any:
     import tilewise
 
-    from ..bench.subjects import subject as read
+    p = tilewise.Problem.parse(text)
+    p = p if batch is None else p.with_(n=batch)
+    return tilewise.explain(p, max_error=max_error, effort=effort, tell=tell)
 
-    set_threads(threads)
-    with progress(f"explaining {subject}"):
-        if subject.startswith("n") and "_" in subject:
-            p = tilewise.Problem.parse(subject)
-            p = p if batch is None else p.with_(n=batch)
-            answer = tilewise.explain(p, max_error=max_error, effort=effort)
-        else:
-            what = read(subject, batch, shape)
-            fast = tilewise.optimize(what.model, max_error=max_error)
-            answer = tilewise.explain(fast, what.example, max_error=max_error, effort=effort)
-    print_json(_data(answer)) if json else print(answer)
+
+def _model(subject: str, batch: int | None, shape: str | None, max_error: float | None,
+           effort: str, tell: Tell) -> Any:
+    import tilewise
+
+    what = optimized(subject, batch, shape, max_error, tell)
+    return tilewise.explain(what.model, what.example, max_error=max_error, effort=effort, tell=tell)
 
 
 def _data(answer: Any) -> Any:
@@ -46,9 +56,6 @@ def _data(answer: Any) -> Any:
 
 
 def _candidate(candidate: Any) -> dict[str, Any]:
-    plan = candidate.plan
-    if plan is None:
+    if candidate.plan is None:
         return {"algorithm": candidate.algorithm, "refused": list(candidate.reasons)}
-    return {"algorithm": plan.algorithm, "seconds": plan.seconds, "source": plan.source,
-            "error": plan.error, "schedule": dict(plan.schedule), "before": list(plan.before),
-            "after": list(plan.after)}
+    return plan_data(candidate.plan)

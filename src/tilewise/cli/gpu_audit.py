@@ -25,8 +25,8 @@ def gpu_audit(
     from ..core.gpu import GPUS
     from ..frontend.gpu_audit import as_json, as_markdown, as_text
 
-    with progress("compiling"):
-        found = tilewise.gpu_audit(gpu or tuple(GPUS), defaults_only, workers)
+    with progress("compiling") as tell:
+        found = tilewise.gpu_audit(gpu or tuple(GPUS), defaults_only, workers, tell)
     print(as_json(found) if json else as_markdown(found) if markdown else as_text(found))
     broken = [row for row in found if row.complaints]
     for row in broken:

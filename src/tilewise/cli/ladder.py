@@ -40,15 +40,14 @@ def ladder(
     import torch
 
     from ..bench.ladder import ladder as climb
-    from ..bench.ladder import total_ticks
     from ..bench.machine import facts
     from ..bench.results import Result
     from ..core.problem import Problem
     from ..core.target import Target
 
     p, count = Problem.parse(problem), set_threads(threads)
-    with progress("measuring limits", total=total_ticks(rounds)) as tell, torch.no_grad():
-        machine = facts(count)
+    with progress("measuring limits") as tell, torch.no_grad():
+        machine = facts(count, tell=tell)
         lines = climb(p, Target.host(threads=count), machine, rounds, tell)
     result = Result("ladder", command(), date.today().isoformat(), machine,
                     {"problem": str(p), "threads": count, "rounds": rounds},

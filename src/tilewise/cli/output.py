@@ -6,15 +6,24 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+
+from ..core.progress import Tell
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Threads = Annotated[int | None, typer.Option(
@@ -23,6 +32,9 @@ Batch = Annotated[int | None, typer.Option(
     "--batch", min=1, help="Images in a batch; a problem's own, if not said, else 8.")]
 Shape = Annotated[str | None, typer.Option(
     "--shape", help="Channels x height x width of an image, as 3x224x224.")]
+
+MaxError = Annotated[float | None, typer.Option(
+    help="Bound on the relative rms error; torch's precision setting, if not said.")]
 
 # a pipe has no width: lines stay whole there
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
@@ -48,19 +60,24 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console.print(table)
 
 
+def bars() -> Progress:
+    """Bars on stderr, so many of so many, which go when they are done."""
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                    TimeElapsedColumn(), TimeRemainingColumn(), console=errors, transient=True,
+                    disable=not errors.is_terminal)
+
+
 @contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """A bar on stderr; the function inside advances it, or names what is done now."""
-    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(),
-                   TimeElapsedColumn(), console=errors, transient=True,
-                   disable=not errors.is_terminal)
+def progress(what: str) -> Iterator[Tell]:
+    """A bar; the function inside says what is done now, how much of it is done, and of how much."""
+    bar = bars()
     with bar, _stdout_for_answers():
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(escape(what), total=None)
 
-        def advance(name: str | None = None, steps: int = 1) -> None:
-            bar.update(task, advance=steps, description=name)
+        def tell(what: str, done: int, total: int) -> None:
+            bar.update(task, description=escape(what), completed=done, total=total)
 
-        yield advance
+        yield tell
 
 
 @contextmanager

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
-from .output import Json, Threads, console, errors, print_json, set_threads
+from .output import Json, Threads, bars, console, errors, print_json, set_threads
 
 
 def train(
@@ -52,9 +43,11 @@ def train(
     set_threads(threads)
     settings = Settings(str(data), model, engine, epochs, batch, rate, momentum, decay, seed, size,
                         limit, save_every)
-    with ExitStack() as stack:
-        teller = stack.enter_context(Bar()) if errors.is_terminal else Lines(lines_every)
-        history = train(settings, output, None if json else teller)
+    if errors.is_terminal:
+        with Bar(lines=not json) as bar:
+            history = train(settings, output, bar)
+    else:
+        history = train(settings, output, None if json else Lines(lines_every))
     if json:
         print_json(history)
 
@@ -62,11 +55,10 @@ def train(
 class Bar:
     """Steps as a bar on stderr, epochs as lines on stdout."""
 
-    def __init__(self) -> None:
-        self._bar = Progress(
-            TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"), TimeElapsedColumn(),
-            TimeRemainingColumn(), console=errors, transient=True)
+    def __init__(self, lines: bool = True) -> None:
+        self._bar, self._lines = bars(), lines
+        self._steps = self._bar.add_task("steps", visible=False)
+        self._other = self._bar.add_task("", visible=False)
 
     def __enter__(self) -> Bar:
         self._bar.start()
@@ -75,15 +67,22 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def doing(self, what: str, done: int, total: int) -> None:
+        self._bar.update(self._other, description=what, completed=done, total=total,
+                         visible=done < total)
+
     def start(self, step: int, steps: int, note: str) -> None:
-        console.print(note)
-        self._task = self._bar.add_task("", total=steps, completed=step, epoch=1,
-                                        loss=float("nan"))
+        self._say(note)
+        self._bar.update(self._steps, completed=step, total=steps, visible=True)
 
     def step(self, epoch: int, step: int, steps: int, loss: float) -> None:
-        self._bar.update(self._task, advance=1, epoch=epoch, loss=loss)
+        self._bar.update(self._steps, advance=1, description=f"epoch {epoch}, loss {loss:.4f}")
 
     def epoch(self, epoch: int, summary: dict[str, Any]) -> None:
         from ..training.progress import summary_line
 
-        console.print(summary_line(epoch, summary))
+        self._say(summary_line(epoch, summary))
+
+    def _say(self, line: str) -> None:
+        if self._lines:
+            console.print(line)

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from .model import SubjectName, optimized, plan_data
 from .output import (
     Batch,
     Json,
+    MaxError,
     Shape,
     Threads,
     milliseconds,
@@ -21,13 +23,12 @@ from .output import (
 
 
 def tune(
-    subject: Annotated[str, typer.Argument(help="A model, a problem or package.module:factory.")],
+    subject: SubjectName,
     batch: Batch = None,
     shape: Shape = None,
     effort: Annotated[str, typer.Option(
         help="measure: the default schedules; exhaustive: many schedules.")] = "measure",
-    max_error: Annotated[float | None, typer.Option(
-        help="Bound on the relative rms error; torch's precision setting, if not said.")] = None,
+    max_error: MaxError = None,
     output: Annotated[Path | None, typer.Option(
         "--output", "-o", help="The wisdom file to add to; the user's own, if not said.")] = None,
     threads: Threads = None,
@@ -36,22 +37,19 @@ def tune(
     """Time the candidates of every convolution and write the winners to a wisdom file."""
     import tilewise
 
-    from ..bench.subjects import subject as read
     from ..frontend.tuning import tune as tune_model
 
     set_threads(threads)
-    what = read(subject, batch, shape)
-    with progress(f"tuning {what.name}"):
-        fast = tilewise.optimize(what.model, max_error=max_error)
-        layers = tune_model(fast, what.example, effort, max_error)
+    with progress(f"tuning {subject}") as tell:
+        what = optimized(subject, batch, shape, max_error, tell)
+        layers = tune_model(what.model, what.example, effort, max_error, tell)
         place = tilewise.wisdom.save(output)
     if json:
         print_json({"wisdom": str(place), "layers": [
-            {"layer": x.name.rpartition(".")[2], "problem": str(x.plan.problem),
-             "algorithm": x.plan.algorithm, "schedule": dict(x.plan.schedule),
-             "seconds": x.plan.seconds, "source": x.plan.source} for x in layers]})
+            {"layer": layer.label, "problem": str(layer.plan.problem), **plan_data(layer.plan)}
+            for layer in layers]})
         return
-    print_table(f"{what.name}", ("layer", "problem", "algorithm", "ms", "from"), [
-        (x.name.rpartition(".")[2], str(x.plan.problem), x.plan.algorithm,
-         milliseconds(x.plan.seconds), x.plan.source) for x in layers], left=3)
+    print_table(what.name, ("layer", "problem", "algorithm", "ms", "from"), [
+        (layer.label, str(layer.plan.problem), layer.plan.algorithm,
+         milliseconds(layer.plan.seconds), layer.plan.source) for layer in layers], left=3)
     print(f"written to {place}")

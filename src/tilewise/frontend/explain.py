@@ -11,10 +11,11 @@ from torch import nn
 from ..core.errors import TilewiseError
 from ..core.plan import Plan
 from ..core.problem import Problem
+from ..core.progress import Tell, silent
 from ..core.target import Target
 from ..planner.planner import Candidate
 from .ops import ENGINE
-from .tuning import Layer, observe
+from .tuning import distinct, observe
 
 
 @dataclass(frozen=True)
@@ -60,30 +61,30 @@ class ModelExplanation:
 
 def explain(subject: str | Problem | nn.Module, example: Any = None, *,
             target: Target | None = None, max_error: float | None = None,
-            effort: str = "estimate") -> Explanation | ModelExplanation:
+            effort: str = "estimate", tell: Tell = silent) -> Explanation | ModelExplanation:
     """Every algorithm's answer to a problem, what will run first; or that for a whole model.
 
     A model needs an `example` of its input. With effort="measure" the candidates are run and
-    timed.
+    timed, and `tell(what, done, total)` is told how far that is.
 
     >>> print(explain("n1c8h8w8k8r3s3p1_f64_forward"))  # doctest: +ELLIPSIS
     n1c8h8w8k8r3s3p1_f64_forward on ...
     """
     if isinstance(subject, nn.Module):
-        return _explain_model(subject, example, max_error, effort)
+        return _explain_model(subject, example, max_error, effort, tell)
     p = Problem.parse(subject) if isinstance(subject, str) else subject
     return _explain_problem(p, target or Target.host(threads=torch.get_num_threads()), max_error,
-                            effort)
+                            effort, tell)
 
 
-def _explain_problem(p: Problem, t: Target, max_error: float | None,
-                     effort: str) -> Explanation:
+def _explain_problem(p: Problem, t: Target, max_error: float | None, effort: str,
+                     tell: Tell = silent) -> Explanation:
     here = {a.name for a in ENGINE.planner.algorithms if a.device in (None, t.device)}
     asked = ENGINE.planner.candidates(p, t, ENGINE.admitted(max_error, p, t),
                                       ENGINE.bits(max_error, p, t))
     found = [candidate for candidate in asked if candidate.algorithm in here]
     if effort in ("measure", "exhaustive"):
-        found = _measured(found)
+        found = _measured(found, tell)
     if not any(candidate.plan for candidate in found):
         return Explanation(p, t, tuple(found))
     chosen = ENGINE.plan(p, t, "estimate" if effort == "measure" else effort, max_error=max_error)
@@ -94,8 +95,8 @@ def _explain_problem(p: Problem, t: Target, max_error: float | None,
     return Explanation(p, t, tuple(found))
 
 
-def _measured(found: list[Candidate]) -> list[Candidate]:
-    plans = ENGINE.planner.measure([c.plan for c in found if c.plan])
+def _measured(found: list[Candidate], tell: Tell) -> list[Candidate]:
+    plans = ENGINE.planner.measure([c.plan for c in found if c.plan], tell)
     timed = [Candidate(plan.algorithm, plan) for plan in plans]
     names = {(plan.algorithm, plan.schedule) for plan in plans}
     rest = [c for c in found if c.plan is None or (c.algorithm, c.plan.schedule) not in names]
@@ -117,20 +118,16 @@ def _row(candidate: Candidate, first: bool) -> tuple[str, str]:
 
 
 def _explain_model(model: nn.Module, example: Any, max_error: float | None,
-                   effort: str) -> ModelExplanation:
+                   effort: str, tell: Tell) -> ModelExplanation:
     if example is None:
         raise TilewiseError("a model needs an example of its input: explain(model, example)")
-    layers = observe(model, example)
+    layers = observe(model, example, tell)
     if not layers:
         raise TilewiseError("the model ran no convolution by tilewise; explain what "
                             "tilewise.optimize(model) returns")
     known = {problem: _explain_problem(problem, target, max_error, effort)
-             for problem, target in {(x.plan.problem, x.plan.target) for x in layers}}
-    return ModelExplanation(tuple((_name(layer), known[layer.plan.problem]) for layer in layers))
-
-
-def _name(layer: Layer) -> str:
-    return layer.name.rpartition("tilewise_blocks.")[2]
+             for problem, target in distinct(layers, "explaining", tell)}
+    return ModelExplanation(tuple((layer.label, known[layer.plan.problem]) for layer in layers))
 
 
 def _layer_row(name: str, explanation: Explanation) -> tuple[str, ...]:

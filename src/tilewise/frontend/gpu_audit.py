@@ -15,6 +15,7 @@ from ..algorithms.gpu_table import KINDS, rows
 from ..core.errors import TilewiseError
 from ..core.gpu import GPUS
 from ..core.problem import DIRECTIONS, Problem
+from ..core.progress import Tell, silent
 from ..core.schedule import Schedule
 from ..core.target import Target
 
@@ -122,10 +123,11 @@ def short(s: Schedule) -> str:
 
 
 def gpu_audit(gpus: Sequence[str] = tuple(GPUS), defaults_only: bool = False,
-              workers: int | None = None) -> list[Row]:
+              workers: int | None = None, tell: Tell = silent) -> list[Row]:
     """Compile all shipped GPU schedules, on any machine that has Triton; nothing is timed.
 
-    `gpus` are some of sm_80, sm_90, sm_100 and gfx942.
+    `gpus` are some of sm_80, sm_90, sm_100 and gfx942; `tell(what, done, total)` is told how far
+    it is.
 
     >>> rows = gpu_audit(["sm_90"], defaults_only=True)  # doctest: +SKIP
     """
@@ -137,9 +139,18 @@ def gpu_audit(gpus: Sequence[str] = tuple(GPUS), defaults_only: bool = False,
     work = entries(gpus, defaults_only)
     count = min(workers or os.cpu_count() or 1, len(work))
     if count == 1:
-        return [audit_entry(entry) for entry in work]
+        return _told(map(audit_entry, work), len(work), tell)
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(audit_entry, work, chunksize=4))
+        return _told(pool.map(audit_entry, work, chunksize=4), len(work), tell)
+
+
+def _told(rows: Iterable[Row], total: int, tell: Tell) -> list[Row]:
+    found: list[Row] = []
+    tell("compiling", 0, total)
+    for row in rows:
+        found.append(row)
+        tell(f"compiled {row.gpu} {row.direction} {row.dtype}", len(found), total)
+    return found
 
 
 COLUMNS = ("GPU", "direction", "type", "products", "schedule", "registers", "spills", "shared",

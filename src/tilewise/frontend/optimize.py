@@ -12,17 +12,17 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..core.errors import TilewiseError
+from ..core.progress import Tell, silent
 from .layout import enter, inside, leave
 from .nn import Block, Conv2d
 from .patterns import Chain, module_of
-from .tuning import observe, tune
+from .tuning import BLOCKS, observe, tune
 from .variants import fastest, sharing_copy
-
-BLOCKS = "tilewise_blocks"
 
 
 def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
-             max_error: float | None = None, keep_original: bool = True) -> nn.Module:
+             max_error: float | None = None, keep_original: bool = True,
+             tell: Tell = silent) -> nn.Module:
     """The same model, its convolutions and what follows them run by tilewise.
 
     Parameters and buffers are shared with the original, and the state_dict is the same. With an
@@ -33,6 +33,8 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     With keep_original=False batch norms are folded into their convolutions for good, and the
     result holds nothing else of the original: less memory, but it cannot be trained, has another
     state_dict and does not follow changes of the original's weights.
+
+    What takes long is told as it goes: `tell(what, done, total)`, for a bar or a log.
 
     >>> fast = optimize(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval())
     >>> fast(torch.randn(1, 3, 16, 16)).shape
@@ -57,9 +59,10 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
         return result
     if graph is None:
         result = _channels_last_if_it_can(result, example)
-    tune(result, example, effort, max_error)
+    tune(result, example, effort, max_error, tell)
     if effort == "estimate" or not keep_original:
         return result
+    tell("timing the whole model", 0, 1)
     return fastest(model, result, example)
 
 

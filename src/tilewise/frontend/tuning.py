@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,13 @@ import torch
 from torch import nn
 
 from ..core.plan import Plan
+from ..core.problem import Problem
+from ..core.progress import Tell, silent
+from ..core.target import Target
 from .nn import Block, Conv2d
 from .ops import ENGINE
+
+BLOCKS = "tilewise_blocks"
 
 
 @dataclass(frozen=True)
@@ -22,26 +27,51 @@ class Layer:
     name: str
     plan: Plan
 
+    @property
+    def label(self) -> str:
+        """Its name as people know it."""
+        return label(self.name)
 
-def tune(model: nn.Module, example: Any, effort: str = "measure",
-         max_error: float | None = None) -> list[Layer]:
+
+def label(name: str) -> str:
+    """A module's name in the original model."""
+    return name.rpartition(f"{BLOCKS}.")[2]
+
+
+def tune(model: nn.Module, example: Any, effort: str = "measure", max_error: float | None = None,
+         tell: Tell = silent) -> list[Layer]:
     """Plan every convolution of the model for this example; what was measured is remembered."""
-    layers = observe(model, example)
+    layers = observe(model, example, tell)
     if effort == "estimate":
         return layers
     found = {p: ENGINE.plan(p, t, effort, max_error=max_error)
-             for p, t in {(layer.plan.problem, layer.plan.target) for layer in layers}}
+             for p, t in distinct(layers, "measuring", tell)}
     ENGINE.executables.clear()  # what was planned before is planned by what is known now
-    observe(model, example)
+    observe(model, example, tell)
     return [Layer(layer.name, found[layer.plan.problem]) for layer in layers]
 
 
-def observe(model: nn.Module, example: Any) -> list[Layer]:
+def distinct(layers: list[Layer], doing: str, tell: Tell) -> Iterator[tuple[Problem, Target]]:
+    """Every problem once, in the order of the layers, and told of when its turn comes."""
+    problems = list(dict.fromkeys((layer.plan.problem, layer.plan.target) for layer in layers))
+    for i, (problem, target) in enumerate(problems):
+        tell(f"{doing} {problem}", i, len(problems))
+        yield problem, target
+    tell(doing, len(problems), len(problems))
+
+
+def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
     """Run the model in eval mode without gradients and note every convolution's plan."""
     seen: list[Layer] = []
     current = [""]
-    hooks = [module.register_forward_pre_hook(_naming(name, current))
-             for name, module in model.named_modules() if isinstance(module, Block | Conv2d)]
+    modules = [(name, module) for name, module in model.named_modules()
+               if isinstance(module, Block | Conv2d)]
+
+    def enter(name: str) -> None:
+        current[0] = name
+        tell(f"running {label(name)}", min(len(seen), len(modules)), len(modules))
+
+    hooks = [module.register_forward_pre_hook(_naming(name, enter)) for name, module in modules]
     arguments = example if isinstance(example, tuple) else (example,)
     try:
         with evaluating(model), _observer(lambda plan: seen.append(Layer(current[0], plan))):
@@ -52,11 +82,8 @@ def observe(model: nn.Module, example: Any) -> list[Layer]:
     return seen
 
 
-def _naming(name: str, current: list[str]) -> Any:
-    def hook(module: nn.Module, args: Any) -> None:
-        current[0] = name
-
-    return hook
+def _naming(name: str, enter: Callable[[str], None]) -> Any:
+    return lambda module, args: enter(name)
 
 
 @contextmanager

@@ -10,12 +10,14 @@ from ..core.cost import CALL, traffic
 from ..core.errors import InvalidSchedule, NoAlgorithm, TilewiseError, UnknownAlgorithm
 from ..core.plan import Plan
 from ..core.problem import Problem
+from ..core.progress import Tell, counting, silent
 from ..core.schedule import Schedule
 from ..core.target import Target
 from .measure import interleaved
 from .search import EFFORTS, shortlist
 from .wisdom import Wisdom, bucket
 
+ROUNDS = 7  # in which candidates take turns
 Start = Callable[[Plan], Callable[[], object]]  # makes a plan ready to be timed
 
 
@@ -73,13 +75,14 @@ class Planner:
             return next((plan for plan in plans if self._is_baseline(plan)), plans[0])
         return plans[0] if effort == "estimate" else self._learned(plans, effort, max_error, bits)
 
-    def measure(self, plans: Sequence[Plan]) -> list[Plan]:
+    def measure(self, plans: Sequence[Plan], tell: Tell = silent) -> list[Plan]:
         """The plans with their measured times, the fastest first; hopeless ones are left out."""
         if self._start is None:
             raise TilewiseError("effort is 'measure', needs a planner that can run plans")
         least = min((plan.seconds for plan in plans), default=0.0)
         worth = [plan for plan in plans if plan.seconds < 20 * least or self._is_baseline(plan)]
-        times = interleaved([self._start(plan) for plan in worth])
+        runs = [self._start(plan) for plan in worth]
+        times = interleaved(runs, ROUNDS, tick=counting(tell, "timing", ROUNDS * len(runs)))
         timed = [replace(plan, seconds=time.minimum, source="measured")
                  for plan, time in zip(worth, times, strict=True)]
         return sorted(timed, key=lambda plan: plan.seconds)

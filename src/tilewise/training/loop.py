@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ..core.errors import TilewiseError
 from ..core.files import write_atomically
+from ..core.progress import counting
 from ..frontend.sharing import adopt
 from . import checkpoint, engines, plans
 from .images import Split, batch, open_images, order
@@ -112,11 +113,13 @@ class Run:
         test = self.images.test
         self.runner.eval()
         right = torch.zeros(())
+        tick = counting(self.progress.doing, "testing", -(-len(test.labels) // self.settings.batch))
         for numbers in torch.arange(len(test.labels)).split(self.settings.batch):
             mine = self.ranks.share(numbers)
             if len(mine):
                 images, labels = batch(test, mine)
                 right += (self.runner(images).argmax(1) == labels).sum()
+            tick()
         return float(self.ranks.total(right)) / len(test.labels)
 
     # plans
@@ -132,7 +135,7 @@ class Run:
             text = plans.rehearse(
                 engines.build(s, self.images.train.classes), (channels, size, size),
                 plans.sizes(self.count, s.batch, world),
-                plans.sizes(len(self.images.test.labels), s.batch, world))
+                plans.sizes(len(self.images.test.labels), s.batch, world), self.progress.doing)
         text = self.ranks.from_first(text)
         adopt(text)
         return str(text)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 from torch import nn
 
+from ..core.progress import Tell, counting, silent
 from ..frontend.optimize import optimize
 from ..frontend.sharing import noted, to_text
 
 
-def rehearse(model: nn.Module, shape: tuple[int, ...], train: Iterable[int],
-             test: Iterable[int]) -> str:
+def rehearse(model: nn.Module, shape: tuple[int, ...], train: Collection[int],
+             test: Collection[int], tell: Tell = silent) -> str:
     """Run a model, which is spoilt by it, on batches of these sizes; returns the plans as text."""
-    fast = optimize(model)
+    fast, tick = optimize(model), counting(tell, "planning", len(train) + len(test))
     with noted() as plans, torch.random.fork_rng(devices=[]):
         for n in train:
             fast.train()(torch.zeros(n, *shape)).sum().backward()
+            tick()
         with torch.no_grad():
             for n in test:
                 fast.eval()(torch.zeros(n, *shape))
+                tick()
     return to_text(plans)
 
 

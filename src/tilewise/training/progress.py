@@ -8,6 +8,9 @@ from typing import Any, Protocol
 class Progress(Protocol):
     """Somebody who is told."""
 
+    def doing(self, what: str, done: int, total: int) -> None:
+        """Something besides the steps: planning, testing."""
+
     def start(self, step: int, steps: int, note: str) -> None:
         """A run of so many steps begins or goes on after `step`."""
 
@@ -21,6 +24,8 @@ class Progress(Protocol):
 class Silent:
     """Tells nothing."""
 
+    def doing(self, what: str, done: int, total: int) -> None: ...
+
     def start(self, step: int, steps: int, note: str) -> None: ...
 
     def step(self, epoch: int, step: int, steps: int, loss: float) -> None: ...
@@ -33,6 +38,8 @@ class Lines:
 
     def __init__(self, every: int = 100) -> None:
         self._every = every
+
+    def doing(self, what: str, done: int, total: int) -> None: ...
 
     def start(self, step: int, steps: int, note: str) -> None:
         print(note, flush=True)
