@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..core.algorithm import Algorithm, accumulation_error
@@ -35,7 +36,7 @@ class Vendor(Algorithm):
             return _gpu_cost(p, t)
         compute = p.flops / (t.peak * _efficiency(p, t))
         memory = traffic(t, p.bytes + 3 * p.weight_bytes)  # it packs weights anew in every call
-        return 12e-6 + max(compute, memory) + 0.3 * min(compute, memory)
+        return 18e-6 + max(compute, memory) + 0.3 * min(compute, memory)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         return weight.contiguous(memory_format=_layout(p))
@@ -144,15 +145,14 @@ def _gpu_cost(p: Problem, t: Target) -> float:
 
 
 def _efficiency(p: Problem, t: Target) -> float:
-    """Share of the multiply-add limit that torch was seen to reach."""
+    """Share of the multiply-add limit that torch was seen to reach (benchmarks/planner.py)."""
     if p.dtype != "f32" or t.device == "cuda":
         return 0.1
     if p.group_c == 1 and p.groups > 1:
-        return 0.06
+        return min(0.35, 0.013 * p.r * p.s)
+    full = p.group_k / t.lanes / math.ceil(p.group_k / t.lanes)  # lanes that have an output
     if p.group_c < 4:
-        return 0.045 * p.group_c
+        return min(0.7, 0.03 * p.group_c * math.sqrt(p.r * p.s)) * full
     if p.groups > 1:
-        return 0.25
-    if p.group_c < t.lanes or p.group_k < t.lanes or p.group_k % t.lanes:
-        return 0.42
-    return 0.78
+        return 0.6 * min(1.0, p.group_c / 32) * full
+    return (0.6 if p.group_c < t.lanes else 0.78) * full

@@ -30,6 +30,8 @@ def by_engine(engine: Engine, p: Problem, t: Target, grad: Tensor, x: Tensor, we
     elif wants[2]:
         bias = grad.sum((0, 2, 3))
     bare = p.with_(epilogue=Epilogue())
+    if wants[1]:
+        forget(weight)  # a step follows, and prepared weights take several times their memory
 
     def run(direction: str, first: Tensor, second: Tensor) -> Tensor:
         admitted = torch.get_float32_matmul_precision() if max_error is None else max_error
@@ -40,9 +42,7 @@ def by_engine(engine: Engine, p: Problem, t: Target, grad: Tensor, x: Tensor, we
             executable = engine.executables.put(key, engine.build(plan))
         engine.tell(executable.plan)
         if direction == "backward_data":
-            second = prepared(second, executable)
-            if wants[1]:
-                forget(weight)  # a step follows
+            second = executable.prepare(second) if wants[1] else prepared(second, executable)
         return executable(first, second, None, None)
 
     return (run("backward_data", grad, weight) if wants[0] else None,

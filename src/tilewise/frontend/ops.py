@@ -16,7 +16,7 @@ from ..core.problem import Epilogue, Problem
 from ..kernels.cpu.masks import pixel_bytes
 from ..runtime.engine import DTYPES, Engine
 from ..runtime.executable import Executable
-from ..runtime.weights import folded, forget, prepared
+from ..runtime.weights import folded, prepared
 from .devices import target_of
 from .gradients import by_engine, by_torch
 
@@ -326,8 +326,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         raise InvalidProblem(f"activation is {activation} and pool is {pool}, needs relu and no "
                              "pool where the operator itself is to be differentiated; "
                              "tilewise.conv2d takes all of them")
-    if ctx.needs_input_grad[1]:
-        forget(weight)  # a step follows; keeping it would cost four times the weight
     cut = y if mask is None and activation == "relu" else None
     ctx.save_for_backward(x, weight, mask, cut)
     ctx.options, ctx.tail, ctx.max_error = options[:4], (activation, pool), max_error
