@@ -1,23 +1,28 @@
-# Everything that is measured in README.md and docs; needs the extra `bench`, Chromium and a quiet machine.
-RESULTS = benchmarks/results
-LADDER = n8c64h56w56k64r3s3p1_f32_forward+bias+relu
+# Measured results, and what README.md and docs show of them.
+PYTHON = python
+RESULTS = $(shell $(PYTHON) -c "import sys; sys.path.insert(0, 'scripts'); import results; print(*results.MADE)")
+QUICK_ = $(if $(QUICK),--quick) $(if $(INTO),--into $(INTO))
 
-.PHONY: figures measurements pictures docs
+.PHONY: help results figures docs
 
-figures: measurements pictures
+help:
+	@echo "make results          measure everything again, on a quiet machine; QUICK=1 INTO=DIRECTORY to try it"
+	@echo "make result-NAME      one of: $(RESULTS)"
+	@echo "make figures          write all tables and draw all pictures, from the result files"
+	@echo "make figures-PART     one of: tables drawings filters report training"
+	@echo "make docs             build the site"
 
-measurements:
-	tilewise bench model vgg16 --batch 8 --rounds 5 --against torch,openvino,onnxruntime,ncnn,mnn -o $(RESULTS)/vgg16.json
-	tilewise bench suite vgg --batch 8 -o $(RESULTS)/vgg_layers.json
-	tilewise ladder $(LADDER) -o $(RESULTS)/ladder.json
+results:
+	$(PYTHON) scripts/results.py $(QUICK_)
 
-# from the result files alone
-pictures:
-	python scripts/write_tables.py
-	python scripts/diagrams.py docs/images
-	tilewise report $(RESULTS)/vgg16.json $(RESULTS)/vgg_layers.json $(RESULTS)/ladder.json \
-		-o build/report.html --png docs/images
-	python scripts/screenshot.py build/report.html docs/images/report
+result-%:
+	$(PYTHON) scripts/results.py $(QUICK_) $*
+
+figures:
+	$(PYTHON) scripts/figures.py
+
+figures-%:
+	$(PYTHON) scripts/figures.py $*
 
 docs:
 	mkdocs build --strict

@@ -1,6 +1,7 @@
 """filter2d against OpenCV, scipy.ndimage, torch's conv2d and a copy of the array, on two threads.
 
     python benchmarks/filter2d.py                    # float32, 3x3 to 7x7, 512 to 4096 square
+    python benchmarks/filter2d.py --all -o filter2d.json    # all that docs/filter2d.md tells
     python benchmarks/filter2d.py --sizes 2048 --kernels 31
     python benchmarks/filter2d.py --sizes 2048 --kernels 5 --dtype uint8
     python benchmarks/filter2d.py --disk 40000       # memory-mapped, in bounded memory
@@ -14,8 +15,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
+import sys
 import tempfile
 import threading
+from datetime import date
 from pathlib import Path
 from time import perf_counter
 
@@ -25,10 +29,16 @@ import scipy.ndimage
 import torch
 
 import tilewise
+from tilewise.bench import machine
+from tilewise.bench.results import Result
 from tilewise.frontend.image_arrays import ENGINE
 from tilewise.planner.measure import interleaved
 
 THREADS = 2
+# sizes, kernels, type, separable, with scipy and torch: what --all measures
+SUITE = (([512, 1024, 2048, 4096], [3, 5, 7], "float32", False, True),
+         ([2048], [31], "float32", False, False), ([2048], [5], "uint8", False, True),
+         ([2048], [5, 9, 31], "float32", True, False), ([8], [3], "float32", False, False))
 
 
 def contenders(image, kernel, separable):
@@ -71,7 +81,8 @@ def check(image, kernel) -> None:
     assert error <= (1e-5 * abs(exact).max() if image.dtype == np.float32 else 1), error
 
 
-def compare(size, taps, dtype, separable, with_slow) -> float:
+def compare(size, taps, dtype, separable, with_slow) -> dict:
+    """Seconds of everybody."""
     rng = np.random.default_rng(0)
     image = (255 * rng.random((size, size))).astype(dtype)
     kernel = np.outer(rng.random(taps), rng.random(taps)) if separable else rng.random((taps, taps))
@@ -79,23 +90,35 @@ def compare(size, taps, dtype, separable, with_slow) -> float:
     check(image, kernel)
     fast, slow = contenders(image, kernel, separable)
     times = dict(zip(fast, interleaved(list(fast.values()), rounds=15, budget=3)))
-    ms = {name: time.minimum * 1e3 for name, time in times.items()}
-    ratio, fresh = ms["opencv"] / ms["tilewise"], ms["opencv fresh"] / ms["tilewise fresh"]
-    middle = times["opencv"].median / times["tilewise"].median
-    print(f"{dtype} {size} {taps}x{taps}: tilewise {ms['tilewise']:.3f} ms "
-          f"(fresh {ms['tilewise fresh']:.3f}, spread {times['tilewise'].spread:.0%}), "
-          f"opencv {ms['opencv']:.3f} (fresh {ms['opencv fresh']:.3f}), copy {ms['copy']:.3f}: "
-          f"{ratio:.2f}x opencv (median {middle:.2f}x, fresh {fresh:.2f}x), "
-          f"{ms['tilewise'] / ms['copy']:.2f} copies", end="", flush=True)
+    row = {"dtype": dtype, "size": size, "taps": taps, "separable": separable,
+           "seconds": {name: time.minimum for name, time in times.items()},
+           "spread": times["tilewise"].spread,
+           "median_ratio": times["opencv"].median / times["tilewise"].median, "slow": {}}
     if with_slow:
-        runs = [fast["tilewise"], *slow.values()]
-        base, *others = interleaved(runs, rounds=3, budget=2)
-        print("; " + ", ".join(f"{name} {time.minimum * 1e3:.1f} ms, "
-                               f"{time.minimum / base.minimum:.0f}x"
-                               for name, time in zip(slow, others)), end="")
-    plan = list(ENGINE.ready._entries.values())[-1][0].plan
-    print(f" [{plan.algorithm}]", flush=True)
-    return ratio
+        base, *others = interleaved([fast["tilewise"], *slow.values()], rounds=3, budget=2)
+        row["slow"] = {name: time.minimum / base.minimum for name, time in zip(slow, others)}
+    row["algorithm"] = list(ENGINE.ready._entries.values())[-1][0].plan.algorithm
+    tell(row)
+    return row
+
+
+def tell(row: dict) -> None:
+    ms = {name: seconds * 1e3 for name, seconds in row["seconds"].items()}
+    fresh = ms["opencv fresh"] / ms["tilewise fresh"]
+    slow = "".join(f", {name} {ratio:.0f}x" for name, ratio in row["slow"].items())
+    print(f"{row['dtype']} {row['size']} {row['taps']}x{row['taps']}: tilewise "
+          f"{ms['tilewise']:.3f} ms (fresh {ms['tilewise fresh']:.3f}, spread "
+          f"{row['spread']:.0%}), opencv {ms['opencv']:.3f} (fresh {ms['opencv fresh']:.3f}), "
+          f"copy {ms['copy']:.3f}: {ms['opencv'] / ms['tilewise']:.2f}x opencv (median "
+          f"{row['median_ratio']:.2f}x, fresh {fresh:.2f}x){slow}, "
+          f"{ms['tilewise'] / ms['copy']:.2f} copies [{row['algorithm']}]", flush=True)
+
+
+def save(rows: list[dict], path: Path) -> None:
+    found = machine.facts(THREADS, limits=False)
+    found["versions"] |= {"opencv": cv2.__version__, "scipy": scipy.__version__}
+    Result("filter2d", shlex.join(["python", *sys.argv]), date.today().isoformat(), found, {},
+           rows).save(path)
 
 
 def anonymous_megabytes() -> float:
@@ -146,6 +169,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "uint8"])
     parser.add_argument("--separable", action="store_true")
     parser.add_argument("--no-slow", action="store_true", help="leave out scipy and torch")
+    parser.add_argument("--all", action="store_true", help="what docs/filter2d.md tells")
+    parser.add_argument("-o", "--output", type=Path, help="a result file to write")
     parser.add_argument("--disk", type=int, help="side of an image on disk")
     args = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -153,8 +178,12 @@ def main() -> None:
     if args.disk:
         on_disk(args.disk)
         return
-    ratios = [compare(size, taps, args.dtype, args.separable, not args.no_slow)
-              for size in args.sizes for taps in args.kernels]
+    asked = (args.sizes, args.kernels, args.dtype, args.separable, not args.no_slow)
+    rows = [compare(size, taps, *how) for sizes, kernels, *how in (SUITE if args.all else [asked])
+            for size in sizes for taps in kernels]
+    if args.output:
+        save(rows, args.output)
+    ratios = [row["seconds"]["opencv"] / row["seconds"]["tilewise"] for row in rows]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     print(f"geometric mean {mean:.2f}x of OpenCV {cv2.__version__}, least {min(ratios):.2f}x; "
           f"torch {torch.__version__}, scipy {scipy.__version__}")

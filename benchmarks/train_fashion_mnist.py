@@ -2,12 +2,14 @@
 
     python benchmarks/train_fashion_mnist.py runs                    # three epochs, all engines
     python benchmarks/train_fashion_mnist.py runs --epochs 1         # in pieces: then 2, then 3
-    python benchmarks/train_fashion_mnist.py runs --plot docs/training-fashion-mnist.png
+    python benchmarks/train_fashion_mnist.py runs --best -o train_fashion_mnist.json
+    python benchmarks/train_fashion_mnist.py --draw train_fashion_mnist.json picture.png
 
 Engines take turns, an epoch each, every turn a process of its own that goes on from its
-checkpoint. `seconds` are those of the steps, with reading and scaling the images; `wall` is that
-of the processes, with their start, planning, compiling, checkpoints and tests. The plot needs
-matplotlib (the extra `plots`). Torch runs with huge pages.
+checkpoint; with --best only the quickest of torch's goes on after the first. `seconds` are those
+of the steps, with reading and scaling the images; `wall` is that of the processes, with their
+start, planning, compiling, checkpoints and tests. The picture needs matplotlib (the extra
+`plots`). Torch runs with huge pages.
 """
 
 from __future__ import annotations
@@ -15,16 +17,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
 import torch
 
+from tilewise.bench import machine
+from tilewise.bench.results import Result
+
 ENGINES = ("torch", "torch-channels-last", "torch-compile", "tilewise")
 COLOURS = dict(zip(ENGINES, ("#8c8c8c", "#1f77b4", "#2ca02c", "#d62728")))
-SMOOTH = 50  # steps
+SMOOTH = 50  # steps of which a mean is kept and drawn
 
 
 def metrics(place: Path) -> dict:
@@ -34,54 +41,73 @@ def metrics(place: Path) -> dict:
 
 def turn(args: argparse.Namespace, engine: str, epoch: int) -> None:
     """One engine to the end of one epoch."""
-    place = args.output / engine
+    place = args.runs / engine
     if len(metrics(place)["epochs"]) >= epoch:
         return
     started = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", "tilewise", "train", str(args.data), "-o", str(place), "--model",
          args.model, "--engine", engine, "--epochs", str(epoch), "--seed", str(args.seed),
-         "--lines-every", "1000"],
+         "--lines-every", "1000", *(["--limit", str(args.limit)] if args.limit else [])],
         check=True, env={**os.environ, "THP_MEM_ALLOC_ENABLE": "1"})
     walls = place / "walls.json"
     before = json.loads(walls.read_text()) if walls.exists() else []
     walls.write_text(json.dumps([*before, time.perf_counter() - started]))
 
 
-def table(args: argparse.Namespace) -> None:
-    """A line an engine; ratios are to the quickest of torch's."""
-    found = {engine: metrics(args.output / engine) for engine in args.engines}
-    seconds = {engine: sum(e["seconds"] for e in found[engine]["epochs"]) for engine in found}
-    walls = {engine: sum(json.loads((args.output / engine / "walls.json").read_text()))
-             for engine in found}
-    peers = [engine for engine in found if engine != "tilewise"]
-    print(f"{args.model}, seed {args.seed}, torch {torch.__version__}, "
-          f"{torch.get_num_threads()} threads")
-    print(f"{'engine':<20} {'accuracy after each epoch':<28} {'seconds':>8} {'ratio':>6} "
-          f"{'wall':>8} {'ratio':>6}")
-    for engine, run in found.items():
-        accuracies = " ".join(f"{e['accuracy']:.4f}" for e in run["epochs"])
-        ratio = min(seconds[peer] for peer in peers) / seconds[engine]
-        whole = min(walls[peer] for peer in peers) / walls[engine]
-        print(f"{engine:<20} {accuracies:<28} {seconds[engine]:8.1f} {ratio:6.2f} "
-              f"{walls[engine]:8.1f} {whole:6.2f}")
+def rows(args: argparse.Namespace) -> list[dict]:
+    """What each engine that has run did: its epochs, and the losses as means of many steps."""
+    found = []
+    for engine in ENGINES:
+        run, walls = metrics(args.runs / engine), args.runs / engine / "walls.json"
+        if not run["epochs"]:
+            continue
+        losses = run["losses"]
+        means = [sum(losses[i:i + SMOOTH]) / SMOOTH for i in range(0, len(losses) - SMOOTH, SMOOTH)]
+        found.append({"engine": engine, "epochs": run["epochs"], "means": means,
+                      "steps": len(losses), "walls": json.loads(walls.read_text())})
+    return found
 
 
-def plot(args: argparse.Namespace) -> None:
+def table(found: list[dict]) -> None:
+    """A line an engine, and how much quicker tilewise was in as many epochs."""
+    ours = next((row for row in found if row["engine"] == "tilewise"), None)
+    for row in found:
+        accuracies = " ".join(f"{e['accuracy']:.4f}" for e in row["epochs"])
+        line = f"{row['engine']:<20} {accuracies:<28} {seconds(row):8.1f} {sum(row['walls']):8.1f}"
+        if ours is not None and len(ours["epochs"]) >= len(row["epochs"]):
+            line += f" {seconds(row) / seconds(ours, len(row['epochs'])):6.2f}"
+        print(line)
+
+
+def best(args: argparse.Namespace) -> list[str]:
+    """Ours and the quickest of torch's in the first epoch."""
+    first = {row["engine"]: seconds(row, 1) for row in rows(args) if row["engine"] != "tilewise"}
+    return [min(first, key=first.__getitem__), "tilewise"]
+
+
+def seconds(row: dict, epochs: int | None = None) -> float:
+    return sum(epoch["seconds"] for epoch in row["epochs"][:epochs])
+
+
+def save(args: argparse.Namespace, found: list[dict]) -> None:
+    Result("training", shlex.join(["python", *sys.argv]), date.today().isoformat(),
+           machine.facts(torch.get_num_threads(), limits=False),
+           {"model": args.model, "seed": args.seed, "batch": 64}, found).save(args.output)
+
+
+def draw(result: Result, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for index, engine in enumerate(args.engines):
-        run = metrics(args.output / engine)
-        losses = torch.tensor(run["losses"])
-        mean = losses.unfold(0, SMOOTH, 1).mean(1)
-        steps = torch.arange(len(mean)) + SMOOTH
+    for index, run in enumerate(result.rows):
+        engine, epoch_steps = run["engine"], run["steps"] / len(run["epochs"])
         style = "-" if engine == "tilewise" else (0, (4, 2 + index))
-        left.plot(steps / (len(losses) / len(run["epochs"])), mean, color=COLOURS[engine],
-                  linestyle=style, linewidth=1.2, label=engine)
+        left.plot([SMOOTH * (i + 1) / epoch_steps for i in range(len(run["means"]))], run["means"],
+                  color=COLOURS[engine], linestyle=style, linewidth=1.2, label=engine)
         elapsed, total = [], 0.0
         for epoch in run["epochs"]:
             total += epoch["seconds"]
@@ -93,28 +119,37 @@ def plot(args: argparse.Namespace) -> None:
     for axis in (left, right):
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
-    figure.suptitle(f"{args.model} on Fashion-MNIST, seed {args.seed}: the same run by "
+    s = result.settings
+    figure.suptitle(f"{s['model']} on Fashion-MNIST, seed {s['seed']}: the same run by "
                     "several engines")
-    figure.savefig(args.plot, dpi=110)
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path)
+    parser.add_argument("runs", type=Path, nargs="?", default=Path("runs"))
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--model", default="lenet_a")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--best", action="store_true", help="drop what is slow after one epoch")
+    parser.add_argument("--limit", type=int, help="images to train with; all, if not said")
+    parser.add_argument("-o", "--output", type=Path, help="a result file to write")
+    parser.add_argument("--draw", type=Path, nargs=2, metavar=("RESULT", "PICTURE"))
     args = parser.parse_args()
+    if args.draw:
+        return draw(Result.load(args.draw[0]), args.draw[1])
+    engines = args.engines
     for epoch in range(1, args.epochs + 1):
-        for index in range(len(args.engines)):  # another one begins in each epoch
-            turn(args, args.engines[(index + epoch - 1) % len(args.engines)], epoch)
-    table(args)
-    if args.plot:
-        plot(args)
+        for index in range(len(engines)):  # another one begins in each epoch
+            turn(args, engines[(index + epoch - 1) % len(engines)], epoch)
+        engines = best(args) if args.best else engines
+    found = rows(args)
+    table(found)
+    if args.output:
+        save(args, found)
 
 
 if __name__ == "__main__":

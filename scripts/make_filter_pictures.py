@@ -1,12 +1,13 @@
 """The pictures of docs/filter2d.md: a photo of scikit-image before and after filters.
 
-    python scripts/make_filter_pictures.py
+    python scripts/make_filter_pictures.py [DIRECTORY]
 
 Needs scikit-image.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def edges(photo: np.ndarray) -> np.ndarray:
     return np.clip(np.hypot(x, y) / 3, 0, 255).astype(np.uint8)
 
 
-def main() -> None:
+def main(directory: Path) -> None:
     photo = data.astronaut()[:SIDE, 110:110 + SIDE]
     sharpen = np.array([[0, -1, 0], [-1, 5, -1], [0, -1, 0]])
     pictures = {
@@ -41,12 +42,12 @@ def main() -> None:
         "sharpen": tilewise.filter2d(photo, sharpen, border="reflect"),
         "edges": edges(photo),
     }
-    PICTURES.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
-        path = PICTURES / f"filter2d-{name}.png"
+        path = directory / f"filter2d-{name}.png"
         io.imsave(path, picture, check_contrast=False)
         print(path.name, path.stat().st_size >> 10, "KB")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES)

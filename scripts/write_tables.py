@@ -4,38 +4,58 @@
     python scripts/write_tables.py --check    # exit code 1 if a table is not what its file says
 
 A table stands between `<!-- table NAME.json -->` and `<!-- end -->`, NAME.json being a file of
-benchmarks/results.
+benchmarks/results; a word after the name chooses a part of it. Below it are the machine, the date
+and the command.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-MARK = re.compile(r"<!-- table (?P<name>[\w.-]+) -->\n(?P<old>.*?)<!-- end -->", re.DOTALL)
+MARK = re.compile(r"<!-- table (?P<name>[\w.-]+\.json)(?: (?P<part>\w+))? -->\n"
+                  r"(?P<old>.*?)<!-- end -->", re.DOTALL)
+WIDTH, HEIGHT = 108, 24  # of what is shown of a command's answer
 
 
-def table(result: dict[str, Any]) -> str:
-    """A Markdown table and the line that says where it comes from."""
-    subjects = {row.get("subject") for row in result["rows"]}
-    kinds = {"ladder": _ladder, "errors": _errors}
-    make = kinds.get(result["kind"]) or (_layers if len(subjects) > 1 else _model)
-    return "\n".join(["", *make(result), "", _origin(result), "", ""])
+def table(result: dict[str, Any], part: str | None = None) -> str:
+    """Markdown: what was measured, where, and the command."""
+    if result["kind"] == "transcript":
+        return _answer(next(row for row in result["rows"] if row["name"] == part))
+    lines = KINDS[result["kind"]](result)
+    return "\n".join(["", *lines, "", _origin(result), "", "```", result["command"], "```", "", ""])
 
 
 def _origin(result: dict[str, Any]) -> str:
     m = result["machine"]
     versions = ", ".join(f"{name} {text}" for name, text in m["versions"].items()
                          if name not in ("llvm", "numpy", "llvmlite", "tilewise"))
+    if "processor" not in m:
+        return f"With {versions}; {result['date']}."
     limits = (f", {m['peak'] / 1e9:.0f} GFLOP/s and {m['bandwidth'] / 1e9:.0f} GB/s measured"
               if "peak" in m else "")
     return (f"{m['processor']}, {m['threads']} threads, {m['isa']}{limits}; {versions}; "
             f"{result['date']}.")
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """What a command says, long lines and long answers cut."""
+    said = [line.rstrip() for line in row["output"].splitlines()]
+    shown = [line if len(line) <= WIDTH else line[:WIDTH - 2].rstrip() + " …" for line in said]
+    shown = shown if len(shown) <= HEIGHT + 1 else [*shown[:HEIGHT], "…"]
+    return "\n".join(["", "```", f"$ {row['command']}", *shown, "```", "", ""])
+
+
+def _bench(result: dict[str, Any]) -> list[str]:
+    subjects = {row["subject"] for row in result["rows"]}
+    return _layers(result) if len(subjects) > 1 else _model(result)
 
 
 def _model(result: dict[str, Any]) -> list[str]:
@@ -72,7 +92,7 @@ def _errors(result: dict[str, Any]) -> list[str]:
         rows = [found.get((subject, algorithm, products)) for products in names]
         cells = [f"{row['error']:.1e} of {row['declared']:.1e}" if row else "" for row in rows]
         lines.append(f"| `{subject}` | `{algorithm}` | {' | '.join(cells)} |")
-    return [*lines, "", f"`{result['command']}`."]
+    return lines
 
 
 def _ladder(result: dict[str, Any]) -> list[str]:
@@ -88,30 +108,118 @@ def _ladder(result: dict[str, Any]) -> list[str]:
                           if row["kind"] == "rung")]
 
 
+def _algorithms(result: dict[str, Any]) -> list[str]:
+    subjects = list(dict.fromkeys(row["subject"] for row in result["rows"]))
+    found = {(row["name"], row["subject"]): row for row in result["rows"]}
+    grows = {row["name"]: row["grows"] for row in result["rows"]}
+    names = " | ".join(f"`{subject}`" for subject in subjects)
+    lines = [f"| algorithm | error grows with | {names} |", "|---|---|" + "--:|" * len(subjects)]
+    for name, why in grows.items():
+        cells = (f"{row['error']:.1e} of {row['declared']:.1e}"
+                 for row in (found[name, subject] for subject in subjects))
+        lines.append(f"| {name} | {why} | {' | '.join(cells)} |")
+    return lines
+
+
+def _training(result: dict[str, Any]) -> list[str]:
+    lines = ["| engine | test accuracy after each epoch | seconds of each epoch's steps | in all | "
+             "with start, tests, checkpoints |", "|---|---|---|--:|--:|"]
+    for row in result["rows"]:
+        accuracies = " ".join(f"{epoch['accuracy']:.4f}" for epoch in row["epochs"])
+        seconds = [epoch["seconds"] for epoch in row["epochs"]]
+        lines.append(f"| {row['engine']} | {accuracies} | "
+                     f"{' '.join(f'{value:.1f}' for value in seconds)} | {sum(seconds):.1f} | "
+                     f"{sum(row['walls']):.1f} |")
+    return [*lines, "", _training_ratios(result)]
+
+
+def _training_ratios(result: dict[str, Any]) -> str:
+    """Ours beside the best of torch's that went as far."""
+    ours = next(row for row in result["rows"] if row["engine"] == "tilewise")
+    others = [row for row in result["rows"] if row["engine"] != "tilewise"
+              and len(row["epochs"]) == len(ours["epochs"])]
+
+    def seconds(row: dict[str, Any]) -> list[float]:
+        return [epoch["seconds"] for epoch in row["epochs"]]
+
+    best = min(others, key=lambda row: sum(seconds(row)))
+    by_epoch = ", ".join(f"{a / b:.2f}" for a, b in zip(seconds(best), seconds(ours)))
+    last = [row["epochs"][-1]["accuracy"] for row in (best, ours)]
+    return (f"Beside {best['engine']}, tilewise takes "
+            f"{sum(seconds(best)) / sum(seconds(ours)):.2f} times less for the steps, which "
+            f"include reading and scaling the images ({by_epoch} by epoch), and "
+            f"{sum(best['walls']) / sum(ours['walls']):.2f} times less in all. Accuracies end "
+            f"{100 * abs(last[0] - last[1]):.2f} points apart.")
+
+
+def _filter2d(result: dict[str, Any]) -> list[str]:
+    lines = ["| image, kernel | tilewise, `out=` | fresh output | OpenCV, `dst=` | fresh output | "
+             "two-thread copy | OpenCV / tilewise | scipy / tilewise |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|"]
+    for row in result["rows"]:
+        ms = [f"{row['seconds'][name] * 1e3:.3g}" for name in
+              ("tilewise", "tilewise fresh", "opencv", "opencv fresh", "copy")]
+        kind = "rank 1, " if row["separable"] else ""
+        scipy = f"{row['slow']['scipy']:.0f}" if "scipy" in row["slow"] else ""
+        lines.append(f"| {row['dtype']} {row['size']}, {kind}{row['taps']}x{row['taps']} | "
+                     f"{' | '.join(ms)} | {_filter_ratio(row):.1f} | {scipy} |")
+    dense = [row for row in result["rows"] if row["slow"] and row["dtype"] == "float32"]
+    ratios = [_filter_ratio(row) for row in dense]
+    torchs = [row["slow"]["torch"] for row in dense if "torch" in row["slow"]]
+    return [*lines, "", f"Milliseconds. The geometric mean over the dense kernels of float32 up to "
+            f"{max(row['taps'] for row in dense)}x{max(row['taps'] for row in dense)} is "
+            f"{statistics.geometric_mean(ratios):.2f} times OpenCV's speed, the least "
+            f"{min(ratios):.1f}. Torch's `conv2d` takes {min(torchs):.0f} to {max(torchs):.0f} "
+            "times as long as tilewise."]
+
+
+def _filter_ratio(row: dict[str, Any]) -> float:
+    return float(row["seconds"]["opencv"] / row["seconds"]["tilewise"])
+
+
+def _gpu_audit(result: dict[str, Any]) -> list[str]:
+    from tilewise.frontend.gpu_audit import Row, as_markdown
+
+    return as_markdown(Row(**row) for row in result["rows"]).splitlines()
+
+
 def _format(value: float | None, scale: float, how: str) -> str:
     return "" if value is None else format(value * scale, how)
 
 
-def rewritten(text: str) -> str:
+KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "bench": _bench, "ladder": _ladder, "errors": _errors, "algorithms": _algorithms,
+    "training": _training, "filter2d": _filter2d, "gpu-audit": _gpu_audit}
+
+
+def rewritten(text: str, results: Path = RESULTS) -> str:
     """The text with every table as its file says."""
     def one(match: re.Match[str]) -> str:
-        result = json.loads((RESULTS / match["name"]).read_text())
-        return f"<!-- table {match['name']} -->\n{table(result)}<!-- end -->"
+        result = json.loads((results / match["name"]).read_text())
+        mark = match[0].partition("\n")[0]
+        return f"{mark}\n{table(result, match['part'])}<!-- end -->"
 
     return MARK.sub(one, text)
 
 
-def main(arguments: list[str]) -> int:
+def write(results: Path = RESULTS, check: bool = False) -> list[str]:
+    """Rewrite the pages; returns the names of those that were not as their files say."""
     stale = []
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = path.read_text(encoding="utf-8")
-        new = rewritten(text)
+        new = rewritten(text, results)
         if new != text:
             stale.append(path.name)
-            if "--check" not in arguments:
+            if not check:
                 path.write_text(new, encoding="utf-8")
-    print("rewritten: " + (", ".join(stale) or "nothing"))
-    return 1 if stale and "--check" in arguments else 0
+    return stale
+
+
+def main(arguments: list[str]) -> int:
+    check = "--check" in arguments
+    stale = write(check=check)
+    print(("stale: " if check else "rewritten: ") + (", ".join(stale) or "nothing"))
+    return 1 if stale and check else 0
 
 
 if __name__ == "__main__":

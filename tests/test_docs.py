@@ -1,29 +1,17 @@
-"""What is written is true: links lead somewhere, figures come from files, names have examples."""
+"""What is written is true: links lead somewhere, names have examples, pages are run."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from pages import PAGES, ROOT, script
 
 import tilewise
 
-ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def without_code(text: str) -> str:
@@ -45,21 +33,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         place = (page.parent / target).resolve() if target else page
         assert place.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in anchors(place), f"{page.name}: {link}"
-
-
-def test_measured_tables_are_what_their_files_say() -> None:
-    tables = script("write_tables")
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert tables.rewritten(text) == text, f"{page.name}: run scripts/write_tables.py"
-    named = {m["name"] for page in PAGES for m in tables.MARK.finditer(page.read_text())}
-    assert {"vgg16.json", "vgg_layers.json", "ladder.json"} <= named
-
-
-def test_a_stale_table_is_noticed() -> None:
-    tables = script("write_tables")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert tables.rewritten(text.replace("| **tilewise** | ", "| **tilewise** | 1")) == text
 
 
 def public_names() -> list[tuple[str, object]]:

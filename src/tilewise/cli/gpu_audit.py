@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from . import NO
-from .output import Json, progress
+from .output import Json, command, progress
 
 
 def gpu_audit(
@@ -17,16 +18,26 @@ def gpu_audit(
         "--defaults", help="Only the default of each direction and type.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that compile.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o",
+                                                help="Write a result file.")] = None,
     json: Json = False,
 ) -> None:
     """Compile every shipped GPU schedule, without a GPU; exit code 1 if one breaks its budget."""
+    from dataclasses import asdict
+    from datetime import date
+
     import tilewise
 
+    from ..bench.machine import versions
+    from ..bench.results import Result
     from ..core.gpu import GPUS
     from ..frontend.gpu_audit import as_json, as_markdown, as_text
 
     with progress("compiling") as tell:
         found = tilewise.gpu_audit(gpu or tuple(GPUS), defaults_only, workers, tell)
+    if output is not None:
+        Result("gpu-audit", command(), date.today().isoformat(), {"versions": versions()}, {},
+               [asdict(row) for row in found]).save(output)
     print(as_json(found) if json else as_markdown(found) if markdown else as_text(found))
     broken = [row for row in found if row.complaints]
     for row in broken:

@@ -1,0 +1,98 @@
+"""Everything that is measured for README.md and docs, by the commands that readers are shown.
+
+    python scripts/results.py                        # all of it; wants a quiet machine, and hours
+    python scripts/results.py vgg16 ladder           # some of it
+    python scripts/results.py --quick --into build/results    # small settings, to try it
+
+Needs the extras `bench`, `gpu`, `images` and `test`. `make figures` draws what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+TINY = "n1c8h8w8k8r3s3p1_f32_forward+bias+relu"
+
+
+class Made(NamedTuple):
+    """A result file, NAME.json: the command that makes it, and what makes a small one."""
+
+    command: str
+    quick: str
+
+
+MADE = {
+    "vgg16": Made("tilewise bench model vgg16 --batch 8 --rounds 5 "
+                  "--against torch,openvino,onnxruntime,ncnn,mnn -o vgg16.json",
+                  "tilewise bench model lenet_a --batch 1 --rounds 2 --no-compile -o vgg16.json"),
+    "vgg_layers": Made("tilewise bench suite vgg --batch 8 -o vgg_layers.json",
+                       "tilewise bench suite lenet --batch 1 --rounds 2 -o vgg_layers.json"),
+    "ladder": Made("tilewise ladder n8c64h56w56k64r3s3p1_f32_forward+bias+relu -o ladder.json",
+                   f"tilewise ladder {TINY} --rounds 2 -o ladder.json"),
+    "errors": Made("python benchmarks/errors.py -o errors.json",
+                   "python benchmarks/errors.py -o errors.json"),
+    "amx_errors": Made("python benchmarks/amx.py --errors amx_errors.json",
+                       "python benchmarks/amx.py --errors amx_errors.json"),
+    "quickstart": Made("python scripts/transcript.py -o quickstart.json",
+                       "python scripts/transcript.py --model lenet_a --batch 1 --rounds 2 "
+                       "-o quickstart.json"),
+    "filter2d": Made("python benchmarks/filter2d.py --all -o filter2d.json",
+                     "python benchmarks/filter2d.py --sizes 64 --kernels 3 -o filter2d.json"),
+    "train_fashion_mnist": Made(
+        "python benchmarks/train_fashion_mnist.py runs --best -o train_fashion_mnist.json",
+        "python benchmarks/train_fashion_mnist.py build/quick-runs --model lenet_b --epochs 1 "
+        "--limit 256 --engines torch tilewise -o train_fashion_mnist.json"),
+    "gpu_audit": Made("tilewise gpu-audit -o gpu_audit.json",
+                      "tilewise gpu-audit --gpu sm_90 --defaults -o gpu_audit.json"),
+}
+
+
+def arguments(name: str, quick: bool, into: Path) -> list[str]:
+    """The command as it is run: this interpreter's, writing where it should."""
+    words = shlex.split(MADE[name].quick if quick else MADE[name].command)
+    words = [str(into / word) if word == f"{name}.json" else word for word in words]
+    first = [sys.executable, "-m", "tilewise"] if words[0] == "tilewise" else [sys.executable]
+    return [*first, *words[1:]]
+
+
+def make(name: str, quick: bool, into: Path) -> None:
+    """Measure, and note the command as readers type it."""
+    into.mkdir(parents=True, exist_ok=True)
+    subprocess.run(arguments(name, quick, into), check=True, cwd=ROOT)
+    path = into / f"{name}.json"
+    result = json.loads(path.read_text())
+    result["command"] = MADE[name].quick if quick else MADE[name].command
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=", ".join(MADE))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--into", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    unknown = [name for name in args.names if name not in MADE]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: needs some of {', '.join(MADE)}")
+    failed = []
+    for name in args.names or MADE:
+        print(f"== {name}", flush=True)
+        try:
+            make(name, args.quick, args.into.resolve())
+        except subprocess.CalledProcessError as error:  # one that is missing must not stop the rest
+            failed.append(f"{name}: exit code {error.returncode}")
+    print("\n".join(failed) or "all made; make figures draws them")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
