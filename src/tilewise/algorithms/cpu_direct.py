@@ -128,7 +128,8 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     overlap = 1 + (p.span_h - p.stride[0]) / max(1, s.block_rows * s.tile_h * p.stride[0])
     packed = p.input_bytes * max(1.0, overlap) * s.k_parts / 16 if any(p.padding) else 0
     stream = p.weight_bytes * p.n * row_blocks / t.lanes / 2  # weights pass once for every block
+    apart = p.output_bytes / 8 if s.k_parts > 1 else 0  # tasks write into each other's pixels
     tasks = p.n * p.groups * row_blocks * s.k_parts * s.split
     extra = 2 * p.output_bytes * s.split if s.split > 1 else 0
-    return seconds(t, one * tiles + packed + stream, p.bytes + extra, tasks,
+    return seconds(t, one * tiles + packed + stream + apart, p.bytes + extra, tasks,
                    1 if s.split == 1 else 2)

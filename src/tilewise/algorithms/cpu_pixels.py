@@ -54,10 +54,11 @@ class CpuPixels(CpuAlgorithm):
         one = crossing * tile_cycles(t, max(1, round(channels)), max(1, round(vectors)),
                                      p.r * p.s * p.group_c)
         tiles = p.n * p.groups * p.conv_h * strips * tiles_k
-        cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t)
+        # a pixel that is written in pieces travels more than once
+        pieces = p.output_bytes / 3 if p.layout == "nhwc" and tiles_k > 1 else 0.0
+        cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t) + pieces
         tasks = p.n * p.groups * math.ceil(p.conv_h / s.block_rows)
         return seconds(t, cycles, p.bytes, tasks)
-
 
 
 def _turn(p: Problem, t: Target, channels: float) -> float:
