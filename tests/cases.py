@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -116,9 +117,10 @@ class Jobs:
 
 
 @contextmanager
-def jobs_of(request: pytest.FixtureRequest, cores: int) -> Iterator[Jobs]:
+def jobs_of(request: pytest.FixtureRequest) -> Iterator[Jobs]:
     """The jobs that a module's tests wait for: all are started before the first waits."""
-    pool = ThreadPoolExecutor(cores)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # each has its share of cores
+    pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // workers))
     found = Jobs(request.module.__name__, pool)
     for item in request.session.items:
         job = getattr(getattr(item, "function", None), "job", None)

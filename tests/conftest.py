@@ -10,3 +10,10 @@ if "TILEWISE_CACHE_DIR" not in os.environ:
 
 # Interpreting and compiling GPU kernels cannot share a process: `.ci/run` names them one by one.
 collect_ignore = ["gpu"]
+
+# These take longest: first, so that no core waits for them at the end.
+LONG = ("test_kernels.py", "test_gradients.py", "test_mutations.py", "test_training_killed.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONG)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -284,7 +283,7 @@ def run_prepared(row: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
-    with jobs_of(request, os.cpu_count() or 1) as found:
+    with jobs_of(request) as found:
         yield found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -143,7 +142,7 @@ def read_beside(side: str, offset: int) -> float:
 
 @pytest.fixture(scope="module")
 def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
-    with jobs_of(request, os.cpu_count() or 1) as found:
+    with jobs_of(request) as found:
         yield found
 
 
