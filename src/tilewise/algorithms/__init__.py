@@ -13,6 +13,7 @@ from .filter_direct import FilterDirect
 from .filter_fft import FilterFft
 from .filter_separable import FilterSeparable
 from .gpu_implicit_gemm import GpuImplicitGemm
+from .gpu_winograd import GpuWinograd
 from .reference import Reference
 from .vendor import Vendor
 
@@ -30,6 +31,9 @@ ALGORITHMS: list[Algorithm] = [
     GpuImplicitGemm("tf32x3"),
     GpuImplicitGemm("bf16x3"),
     GpuImplicitGemm("tf32"),
+    GpuWinograd(),
+    GpuWinograd("bf16x6"),
+    GpuWinograd("tf32x3"),
     Vendor(),
     Reference(),
 ]

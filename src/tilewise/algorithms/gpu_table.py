@@ -59,6 +59,16 @@ _BACKWARD_WEIGHT = {
     ("bf16x6", "sm_100"): ("64x64x32 w4 s2 flat",),
 }
 
+# tiles x channels of one program of Winograd's transforms: 128 bits a thread, or it spills
+_TRANSFORMS = {
+    ("half", *NVIDIA): "16x64 w4",
+    ("half", "gfx942"): "32x64 w4",
+    ("f32", *NVIDIA): "8x64 w4",
+    ("f32", "gfx942"): "16x64 w4",
+}
+
+_SPILLS = {("half", "sm_100"): (128, 64, 64)}  # between the transforms, though not forward
+
 TABLE = {"forward": _FORWARD, "backward_data": _BACKWARD_DATA,
          "backward_weight": _BACKWARD_WEIGHT}
 _ROW = re.compile(r"(?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+) w(?P<warps>\d) s(?P<stages>\d)"
@@ -71,6 +81,23 @@ def rows(direction: str, kind: str, arch: str) -> tuple[Schedule, ...]:
     found = [row for (name, *archs), texts in TABLE[direction].items()
              if name == kind and arch in archs for row in texts]
     return tuple(_parse(row, direction) for row in found)
+
+
+@lru_cache(maxsize=64)
+def products_between(kind: str, arch: str) -> tuple[Schedule, ...]:
+    """Of the forward schedules, those that multiply between Winograd's transforms."""
+    return tuple(Schedule(**{name: value for name, value in row.items() if name != "flat"})
+                 for row in rows("forward", kind, arch)
+                 if not row["flat"] and (row.bm, row.bn, row.bk) != _SPILLS.get((kind, arch)))
+
+
+@lru_cache(maxsize=64)
+def transform(kind: str, arch: str) -> dict[str, int]:
+    """The tunables of Winograd's transforms."""
+    text, = (row for (name, *archs), row in _TRANSFORMS.items()
+             if name == ("half" if kind == "half" else "f32") and arch in archs)
+    tiles, channels, warps = map(int, re.findall(r"\d+", text))
+    return {"tiles": tiles, "channels": channels, "transform_warps": warps}
 
 
 def _parse(text: str, direction: str) -> Schedule:

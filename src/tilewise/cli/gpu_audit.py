@@ -41,7 +41,7 @@ def gpu_audit(
     print(as_json(found) if json else as_markdown(found) if markdown else as_text(found))
     broken = [row for row in found if row.complaints]
     for row in broken:
-        typer.echo(f"{row.gpu} {row.direction} {row.dtype} {row.precision} {row.schedule}: "
+        typer.echo(f"{row.gpu} {row.kernel} {row.dtype} {row.precision} {row.schedule}: "
                    f"{'; '.join(row.complaints)}", err=True)
     if broken:
         raise typer.Exit(NO)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from multiprocessing import get_context
 
-from ..algorithms.gpu_implicit_gemm import GpuImplicitGemm
 from ..algorithms.gpu_table import KINDS, rows
+from ..algorithms.gpu_winograd import GpuWinograd
 from ..core.errors import TilewiseError
 from ..core.gpu import GPUS
 from ..core.problem import DIRECTIONS, Problem
@@ -26,6 +26,9 @@ LAYERS = {"forward": ("n32c128h28w28k128r3s3p1_{}_forward+bias+relu",
                             "n32c64h28w28k12r7s7p3_{}_backward_data"),
           "backward_weight": ("n32c128h28w28k128r3s3p1_{}_backward_weight",
                               "n32c3h56w56k64r7s7u2p3_{}_backward_weight")}
+WINOGRAD = "n32c1024h28w28k1024r3s3p1_{}_forward+bias+residual+relu+pool2"
+STEPS = ("winograd_input", "winograd_products", "winograd_output")  # in the order of its launches
+TRANSFORMS = (STEPS[0], STEPS[2])
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Entry:
     """One schedule for one GPU, not compiled yet."""
 
     gpu: str
-    direction: str
+    kernel: str  # a direction of gpu_implicit_gemm or a step of gpu_winograd
     dtype: str
     precision: str
     schedule: Schedule
@@ -41,7 +44,8 @@ class Entry:
 
     @property
     def problem(self) -> Problem:
-        text = LAYERS[self.direction][bool(self.schedule["flat"])]
+        text = (WINOGRAD if self.kernel in STEPS
+                else LAYERS[self.kernel][bool(self.schedule["flat"])])
         return Problem.parse(text.format(self.dtype))
 
 
@@ -50,7 +54,7 @@ class Row:
     """A line of the audit."""
 
     gpu: str
-    direction: str
+    kernel: str
     dtype: str
     precision: str
     schedule: str
@@ -68,8 +72,13 @@ class Row:
     @property
     def gathers(self) -> bool:
         """Whether loads cannot be wide: few channels, or a transposed operand of 32 bits."""
-        turned = self.direction == "backward_weight" and self.dtype == "f32"
+        turned = self.kernel == "backward_weight" and self.dtype == "f32"
         return "flat" in self.schedule or (turned and self.precision != "ieee")
+
+    @property
+    def transforms(self) -> bool:
+        """Whether it multiplies nothing and has no loop."""
+        return self.kernel in TRANSFORMS
 
     @property
     def complaints(self) -> list[str]:
@@ -81,7 +90,7 @@ class Row:
             found.append(f"{self.shared} bytes of shared memory, needs {gpu.most_shared}")
         if self.occupancy <= 0:
             found.append("no block fits on a unit")
-        if not self.products:
+        if not self.products and not self.transforms:
             found.append("no product in the main loop")
         if not self.gathers and self.load_bits < 128:
             found.append(f"loads {self.load_bits} bits at a time, needs 128")
@@ -90,36 +99,64 @@ class Row:
 
 def entries(gpus: Sequence[str] = tuple(GPUS), defaults_only: bool = False) -> list[Entry]:
     """Every shipped schedule; bfloat16 is compiled like float16, so only its default is."""
-    found = []
-    for gpu in gpus:
-        for direction in DIRECTIONS:
-            for kind in KINDS:
-                half = kind == "half"
-                for i, s in enumerate(rows(direction, kind, gpu)):
-                    precision, first = "ieee" if half else kind, i == 0
-                    for dtype in ("f16", "bf16")[:1 + first] if half else ("f32",):
-                        found.append(Entry(gpu, direction, dtype, precision, s, first))
+    found = [entry for gpu in gpus for entry in (*_directions(gpu), *_winograd(gpu))]
     return [entry for entry in found if entry.is_default or not defaults_only]
+
+
+def _directions(gpu: str) -> Iterator[Entry]:
+    for direction in DIRECTIONS:
+        for kind in KINDS:
+            half = kind == "half"
+            for i, s in enumerate(rows(direction, kind, gpu)):
+                precision, first = "ieee" if half else kind, i == 0
+                for dtype in ("f16", "bf16")[:1 + first] if half else ("f32",):
+                    yield Entry(gpu, direction, dtype, precision, s, first)
+
+
+def _winograd(gpu: str) -> Iterator[Entry]:
+    """Transforms are the same in all precisions; the products with the defaults and others."""
+    for dtype, precision in (("f16", "ieee"), ("bf16", "ieee"), ("f32", "ieee"),
+                             ("f32", "tf32x3"), ("f32", "bf16x6")):
+        algorithm, target = GpuWinograd(precision), Target.gpu(gpu)
+        p = Problem.parse(WINOGRAD.format(dtype))
+        if algorithm.reject(p, target):
+            continue
+        default = algorithm.default(p, target)
+        for s in algorithm.space(p, target):
+            first = s.with_(tile=default.tile) == default
+            if first and precision == "ieee":
+                yield from (Entry(gpu, kernel, dtype, precision, s, s == default)
+                            for kernel in TRANSFORMS)
+            if s["swizzle"] == default.swizzle and s["tile"] == default.tile and (
+                    first or dtype != "bf16"):
+                yield Entry(gpu, STEPS[1], dtype, precision, s, s == default)
 
 
 def audit_entry(entry: Entry) -> Row:
     """Compile one schedule and read what became of it."""
-    from ..kernels.gpu import conv
+    from ..kernels.gpu import conv, winograd_conv
     from ..kernels.gpu.audit import audit
 
-    gpu, s = GPUS[entry.gpu], entry.schedule
-    launch = conv.launches(entry.problem, s, entry.precision)[0]
+    gpu, s, p = GPUS[entry.gpu], entry.schedule, entry.problem
+    if entry.kernel in STEPS:
+        launch = winograd_conv.launches(p, s, entry.precision)[STEPS.index(entry.kernel)]
+    else:
+        launch = conv.launches(p, s, entry.precision)[0]
     limit = gpu.macs * gpu.flops(entry.dtype, entry.precision) / gpu.half
-    found = audit(launch, gpu, s.bm * s.bn * s.bk / limit)
-    return Row(entry.gpu, entry.direction, entry.dtype, entry.precision, short(s),
+    macs = 0 if entry.kernel in TRANSFORMS else s.bm * s.bn * s.bk
+    found = audit(launch, gpu, macs / limit)
+    return Row(entry.gpu, entry.kernel, entry.dtype, entry.precision, short(entry.kernel, s),
                entry.is_default, **asdict(found))
 
 
-def short(s: Schedule) -> str:
+def short(kernel: str, s: Schedule) -> str:
     """A schedule as the table writes it."""
-    words = [f"{s.bm}x{s.bn}x{s.bk}", f"w{s.warps}", f"s{s.stages}"]
+    tile = [f"F{s.tile}"] if "tile" in s else []
+    if kernel in TRANSFORMS:
+        return " ".join([*tile, f"{s.tiles}x{s.channels}", f"w{s.transform_warps}"])
+    words = [*tile, f"{s.bm}x{s.bn}x{s.bk}", f"w{s.warps}", f"s{s.stages}"]
     words += [str(s["weight"])] if "weight" in s else []
-    return " ".join(words + (["flat"] if s["flat"] else []))
+    return " ".join(words + (["flat"] if s.get("flat") else []))
 
 
 def gpu_audit(gpus: Sequence[str] = tuple(GPUS), defaults_only: bool = False,
@@ -153,14 +190,15 @@ def _told(rows: Iterable[Row], total: int, tell: Tell) -> list[Row]:
     return found
 
 
-COLUMNS = ("GPU", "direction", "type", "products", "schedule", "registers", "spills", "shared",
+COLUMNS = ("GPU", "kernel", "type", "products", "schedule", "registers", "spills", "shared",
            "occupancy", "loop", "multiplying", "load bits", "math cycles", "issue cycles")
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row as text; the default of its kind has a star."""
     products = row.precision if row.dtype == "f32" else "matrix"
-    return (row.gpu, row.direction, row.dtype, products,
+    products = "none" if row.transforms else products
+    return (row.gpu, row.kernel, row.dtype, products,
             row.schedule + (" *" if row.is_default else ""), str(row.registers), str(row.spills),
             f"{row.shared / 1024:.0f} K", f"{row.occupancy:.0%}", str(row.loop),
             f"{row.products / max(1, row.loop):.0%}", str(row.load_bits),
@@ -181,8 +219,3 @@ def as_markdown(found: Iterable[Row]) -> str:
 
 def as_json(found: Iterable[Row]) -> str:
     return json.dumps([asdict(row) for row in found], indent=1)
-
-
-def planned(problem: Problem, gpu: str) -> Schedule:
-    """What would run for a problem on a GPU, in float32's own precision or a half type's."""
-    return GpuImplicitGemm().default(problem, Target.gpu(gpu))

@@ -10,7 +10,16 @@ import pytest
 
 import tilewise
 from tilewise.core.gpu import GPUS
-from tilewise.frontend.gpu_audit import Row, as_json, as_markdown, as_text, entries, gpu_audit
+from tilewise.core.problem import DIRECTIONS
+from tilewise.frontend.gpu_audit import (
+    STEPS,
+    Row,
+    as_json,
+    as_markdown,
+    as_text,
+    entries,
+    gpu_audit,
+)
 from tilewise.kernels.gpu.audit import main_loop, width
 
 
@@ -27,7 +36,7 @@ def defaults(**wanted: str) -> list[Row]:
 def test_every_schedule_compiles_for_every_target():
     assert len(table()) == len(entries())
     assert {row.gpu for row in table()} == {"sm_80", "sm_90", "sm_100", "gfx942"}
-    assert {row.direction for row in table()} == {"forward", "backward_data", "backward_weight"}
+    assert {row.kernel for row in table()} == {*DIRECTIONS, *STEPS}
 
 
 def test_no_schedule_breaks_its_budget():
@@ -45,19 +54,19 @@ def test_a_broken_budget_is_seen():
 
 def test_defaults_load_128_bits_and_do_not_spill():
     found = [row for row in defaults() if row.dtype != "f32" or row.precision == "ieee"]
-    assert len(found) == 3 * 3 * len(GPUS)  # directions, types
+    assert len(found) == 6 * 3 * len(GPUS)  # directions and Winograd's steps, types
     assert {row.load_bits for row in found} == {128}
     assert {row.spills for row in found} == {0}
 
 
 def test_fp16_on_hopper_can_keep_the_tensor_cores_busy():
-    row, = (row for row in defaults(gpu="sm_90", direction="forward", dtype="f16"))
+    row, = (row for row in defaults(gpu="sm_90", kernel="forward", dtype="f16"))
     assert row.schedule.startswith("128x128x64")
     assert row.math_cycles >= row.issue_cycles
 
 
 def test_fp32_on_ampere_multiplies_as_densely_as_by_hand():
-    row, = defaults(gpu="sm_80", direction="forward", dtype="f32", precision="ieee")
+    row, = defaults(gpu="sm_80", kernel="forward", dtype="f32", precision="ieee")
     assert row.products / row.loop >= 0.85
     assert row.registers <= 255
     assert row.spills == 0

@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
@@ -55,17 +56,22 @@ def parts(x: np.ndarray, bits: int, count: int) -> list[np.ndarray]:
     return found
 
 
+def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, by torch, which can be told to use one thread; NumPy's wait for each other."""
+    return (torch.from_numpy(a) @ torch.from_numpy(b)).numpy()
+
+
 def product(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
     """a @ b of float32 as Triton makes it in each precision."""
     if precision == "ieee":
-        return np.matmul(a, b)
+        return times(a, b)
     if precision == "tf32":
-        return np.matmul(cut(a, 13), cut(b, 13))
+        return times(cut(a, 13), cut(b, 13))
     count = 3 if precision == "bf16x6" else 2
     bits = 13 if precision == "tf32x3" else 16
     left, right = parts(a, bits, count), parts(b, bits, count)
     pairs = [(i, j) for i in range(count) for j in range(count) if i + j < count]
-    return sum(np.matmul(left[i], right[j]) for i, j in sorted(pairs, key=sum, reverse=True))
+    return sum(times(left[i], right[j]) for i, j in sorted(pairs, key=sum, reverse=True))
 
 
 def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, imprecise: Any) -> Any:
@@ -97,6 +103,17 @@ def generic_reduce(self: Any, input: Any) -> Any:
     data, = (tensor.handle.data for tensor in input)
     slices = [self.to_tensor(part, input[0].dtype) for part in np.moveaxis(data, self.axis, 0)]
     return [functools.reduce(self.combine_fn.fn, slices)]
+
+
+READY: set[str] = set()  # modules whose language is the interpreter's
+
+
+def call_device_function(self: Any, *args: Any, **options: Any) -> Any:
+    """Makes the language ready once for a module; by itself it does in every call."""
+    if self.fn.__module__ not in READY:
+        READY.add(self.fn.__module__)
+        interpreter._patch_lang(self.fn)
+    return self.rewrite()(*args, **options)
 
 
 # memory
@@ -188,11 +205,20 @@ def _begin(plain: Any) -> Any:
     return init
 
 
+def _remembered(find: Any) -> Any:
+    """By itself it makes a table of all types in every call; pointers cannot be keys."""
+    remembered = functools.cache(find)
+    return lambda kind: remembered(kind) if type(kind) is tl.dtype else find(kind)
+
+
 def install() -> None:
     """Once a process, before the first launch."""
+    torch.set_num_threads(1)
     InterpreterBuilder.create_dot = create_dot
     InterpreterBuilder.cast_impl = cast_impl
+    interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
     interpreter.ReduceOps.generic_reduce = generic_reduce
+    interpreter.InterpretedFunction.__call__ = call_device_function
     # checks for integer overflow double the time, and the problems here are small
     interpreter_builder.options = dataclasses.replace(
         interpreter_builder.options, allowed_dot_input_precisions=PRECISIONS,

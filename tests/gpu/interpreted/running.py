@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule, Target
 from tilewise.kernels.gpu import launch
+from tilewise.planner.planner import inner_problem
 from tilewise.runtime.engine import DTYPES
+from tilewise.runtime.executable import mirror
 
 MOST_TAPS = 15  # of all groups; a step of a loop takes some 5 ms, whatever the tile
 
@@ -85,11 +87,13 @@ def run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands,
     def hollow(shape: Any, **options: Any) -> torch.Tensor:
         return torch.full(shape, math.nan, **options)
 
-    call = algorithm.build(p, t, s)
+    inner = inner_problem(algorithm, p)
+    call = algorithm.build(inner, t, s)
     with mock.patch.object(launch, "empty", hollow):
         if p.direction == "backward_weight":
             return call(channels_last(o.x), channels_last(dy))
-        weight = algorithm.prepare(p, t, s, o.weight)
+        mirrors = p.direction != inner.direction
+        weight = algorithm.prepare(inner, t, s, mirror(o.weight, 1) if mirrors else o.weight)
         if p.direction == "backward_data":
             return call(channels_last(dy), weight)
         return call(channels_last(o.x), weight, o.bias, channels_last(o.residual))
@@ -110,7 +114,7 @@ def check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str = 
             raise Mismatch(f"{where}: {int((y != rounded).sum())} of {y.numel()} integers differ")
         return 0.0
     error = rms(y.double() - want) / max(rms(want), rms(scale), 1e-30)
-    bound = algorithm.error(p, t, s)
+    bound = algorithm.error(inner_problem(algorithm, p), t, s)
     if not error <= bound:
         raise Mismatch(f"{where}: error is {error:.3e}, declared is {bound:.3e}")
     return error / bound

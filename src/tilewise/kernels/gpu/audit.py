@@ -39,9 +39,9 @@ class Report:
     spills: int  # instructions that move registers to memory
     shared: int  # bytes a block
     occupancy: float  # warps a unit holds, of those it could
-    loop: int  # instructions of the main loop
+    loop: int  # instructions of the main loop; of all the code where there is none
     products: int  # of them multiply
-    load_bits: int  # of the narrowest load in the main loop; 0 where there is none
+    load_bits: int  # of the narrowest load among them; 0 where there is none
     math_cycles: float  # of a step, at the published limit
     issue_cycles: float  # of a step, to issue its instructions
 
@@ -51,17 +51,20 @@ class Report:
         return self.products / max(1, self.loop)
 
 
-def audit(launch: Launch, gpu: Gpu, macs: float) -> Report:
-    """Compile a launch and read the result; `macs` is what a step multiplies."""
+def audit(launch: Launch, gpu: Gpu, cycles: float) -> Report:
+    """Compile a launch and read the result; `cycles` are those in which a step multiplies.
+
+    Without any, there is no loop to look at, and all of the code counts.
+    """
     compiled = launch.compile(gpu)
     read = _nvidia if gpu.backend == "cuda" else _amd
     code, registers, spills, resident = read(compiled, launch, gpu)
-    body = main_loop(code)
+    body = main_loop(code) if cycles else code
     loads = [width(i.name) for i in body if LOADS.match(i.name)]
     products = sum(bool(PRODUCTS.match(i.name)) for i in body)
     return Report(registers, spills, compiled.metadata.shared,
                   min(1.0, resident / (gpu.schedulers * gpu.most_warps)), len(body), products,
-                  min(loads, default=0), macs, len(body) * launch.warps / gpu.schedulers)
+                  min(loads, default=0), cycles, len(body) * launch.warps / gpu.schedulers)
 
 
 def main_loop(code: list[Instruction]) -> list[Instruction]:
@@ -117,7 +120,7 @@ def _amd(compiled: Any, launch: Launch, gpu: Gpu) -> tuple[list[Instruction], in
     text = compiled.asm["amdgcn"]
     places: dict[str, int] = {}
     code: list[Instruction] = []
-    for line in text.partition("s_endpgm")[0].splitlines():
+    for line in text.rpartition("s_endpgm")[0].splitlines():
         words = line.split(";")[0].split()
         if words and words[0].endswith(":"):
             places[words[0][:-1]] = len(code)

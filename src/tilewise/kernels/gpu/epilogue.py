@@ -13,8 +13,8 @@ def larger(a, b):
 
 
 @triton.jit
-def finish(acc, bias, residual, offsets, mask, columns, BIAS: tl.constexpr,
-           RESIDUAL: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr):
+def finish(acc, bias, residual, offsets, mask, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+           RELU: tl.constexpr, POOL: tl.constexpr):
     """Bias, residual, ReLU and 2x2 max-pooling; with pooling, rows come in fours."""
     if BIAS:
         acc += bias[None, :].to(tl.float32)

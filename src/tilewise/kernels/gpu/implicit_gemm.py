@@ -121,7 +121,7 @@ def forward(x, w, bias, residual, y, N,
     added = k
     if BIAS:
         added = tl.load(bias + k, mask=column < GK, other=0.0)
-    acc = finish(acc, added, residual, offsets, mask, k, BIAS, RESIDUAL, RELU, POOL)
+    acc = finish(acc, added, residual, offsets, mask, BIAS, RESIDUAL, RELU, POOL)
     if POOL:
         pooled = tile_m * (BM // 4) + tl.arange(0, BM // 4)
         offsets = (pooled * K)[:, None] + k[None, :]
