@@ -120,6 +120,13 @@ def test_what_winograd_refuses(changes, reason):
 
 
 @each_gpu
+@pytest.mark.parametrize("shape", ["n32c256h56w56k256", "n1c512h14w14k3", "n2c128h7w7k256"])
+def test_winograd_is_not_chosen_by_an_estimate(gpu, shape):
+    p = Problem.parse(f"{shape}r3s3p1_f32_forward+bias+residual+relu+pool2")
+    assert "winograd" not in ENGINE.plan(p, Target.gpu(gpu)).algorithm
+
+
+@each_gpu
 def test_winograd_has_products_for_every_kind(gpu):
     for kind in ("half", *GPUS[gpu].precisions):
         assert len(products_between(kind, gpu)) >= 2

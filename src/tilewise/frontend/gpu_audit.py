@@ -173,9 +173,13 @@ def gpu_audit(gpus: Sequence[str] = tuple(GPUS), defaults_only: bool = False,
         raise TilewiseError(f"gpu is {', '.join(unknown)}, needs some of {', '.join(GPUS)}")
     if find_spec("triton") is None:
         raise TilewiseError("the audit compiles Triton kernels, needs triton: pip install triton")
-    work = entries(gpus, defaults_only)
+    return audited(entries(gpus, defaults_only), workers, tell)
+
+
+def audited(work: Sequence[Entry], workers: int | None = None, tell: Tell = silent) -> list[Row]:
+    """What became of every entry; in as many processes as there are cores, if not said."""
     count = min(workers or os.cpu_count() or 1, len(work))
-    if count == 1:
+    if count <= 1:
         return _told(map(audit_entry, work), len(work), tell)
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         return _told(pool.map(audit_entry, work, chunksize=4), len(work), tell)
@@ -186,7 +190,7 @@ def _told(rows: Iterable[Row], total: int, tell: Tell) -> list[Row]:
     tell("compiling", 0, total)
     for row in rows:
         found.append(row)
-        tell(f"compiled {row.gpu} {row.direction} {row.dtype}", len(found), total)
+        tell(f"compiled {row.gpu} {row.kernel} {row.dtype}", len(found), total)
     return found
 
 
