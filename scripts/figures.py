@@ -78,7 +78,7 @@ PARTS: dict[str, Callable[[Path, Path], None]] = {
     part.__name__: part for part in (tables, drawings, filters, report, training)}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
@@ -89,11 +89,16 @@ def main() -> None:
     if unknown:
         parser.error(f"{', '.join(unknown)}: needs some of {', '.join(PARTS)}")
     args.images.mkdir(parents=True, exist_ok=True)
+    failed = []
     for part in args.parts or PARTS:
-        PARTS[part](args.results.resolve(), args.images.resolve())
-        print(f"{part}: done", flush=True)
+        try:
+            PARTS[part](args.results.resolve(), args.images.resolve())
+        except subprocess.CalledProcessError:  # what one needs may be missing, and the rest be here
+            failed.append(part)
+        print(f"{part}: {'failed' if part in failed else 'done'}", flush=True)
     print(f"from {args.results}; nothing was measured, make results does that")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from pages import PAGES, ROOT, script
@@ -12,6 +13,11 @@ from pages import PAGES, ROOT, script
 import tilewise
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+BARE = re.compile(r"\b[a-z]+://[^\s)>]+")
+WEB = {  # looked at by people
+    "https://keepachangelog.com/en/1.1.0/",
+    "https://semver.org/spec/v2.0.0.html",
+}
 
 
 def without_code(text: str) -> str:
@@ -20,19 +26,45 @@ def without_code(text: str) -> str:
 
 def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub and mkdocs make them."""
-    heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def complaint(page: Path, link: str) -> str | None:
+    """What is wrong with a link of a page; there is no network to follow those of the web."""
+    if "://" in link:
+        return None if link in WEB else f"{link} is not in WEB: look at it, then list it there"
+    target, _, anchor = link.partition("#")
+    place = (page.parent / target).resolve() if target else page
+    if not place.exists():
+        return f"{link}: no such file"
+    if page.parent == ROOT / "docs" and target and ROOT / "docs" not in place.parents:
+        return f"{link}: not on the site"
+    return f"{link}: no such heading" if anchor and anchor not in anchors(place) else None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
-        if link.startswith(("http://", "https://")):
-            continue
-        target, _, anchor = link.partition("#")
-        place = (page.parent / target).resolve() if target else page
-        assert place.exists(), f"{page.name}: {link}"
-        assert not anchor or anchor in anchors(place), f"{page.name}: {link}"
+    text = without_code(page.read_text(encoding="utf-8"))
+    found = [complaint(page, link) for link in {*LINK.findall(text), *BARE.findall(text)}]
+    assert not any(found), f"{page.name}: {[text for text in found if text]}"
+
+
+@pytest.mark.parametrize("link", ["nowhere.md", "docs/faq.md#nowhere", "#nowhere",
+                                  "https://example.org/unknown", "ftp://example.org"])
+def test_a_broken_link_is_noticed(link: str) -> None:
+    assert complaint(ROOT / "README.md", link)
+    assert complaint(ROOT / "README.md", "docs/numerics.md#bits") is None
+
+
+def test_web_links_are_well_formed_and_used() -> None:
+    everything = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for link in WEB:
+        parts = urlsplit(link)
+        assert parts.scheme == "https", link
+        assert re.fullmatch(r"[a-z0-9.-]+\.[a-z]+", parts.netloc), link
+        assert link in everything, f"{link} is no longer used"
 
 
 def public_names() -> list[tuple[str, object]]:
