@@ -50,7 +50,8 @@ def _answer(row: dict[str, Any]) -> str:
     said = [line.rstrip() for line in row["output"].splitlines()]
     shown = [line if len(line) <= WIDTH else line[:WIDTH - 2].rstrip() + " …" for line in said]
     shown = shown if len(shown) <= HEIGHT + 1 else [*shown[:HEIGHT], "…"]
-    return "\n".join(["", "```", f"$ {row['command']}", *shown, "```", "", ""])
+    return "\n".join(["", "```", f"$ {row['command']}", *shown, "```", "",
+                      f"That took {row['wall']:.0f} s.", "", ""])
 
 
 def _bench(result: dict[str, Any]) -> list[str]:

@@ -80,7 +80,7 @@ def test_a_missing_peer_is_told_with_what_to_install(
         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     assert main(["bench", "layer", TINY, "--against", "torch,openvino"]) == MISSING
-    assert "pip install tilewise[bench]" in capsys.readouterr().err
+    assert "pip install 'tilewise[bench]'" in capsys.readouterr().err
     assert main(["bench", "layer", TINY, "--against", "jax"]) == MISSING
     assert "--against jax=" in capsys.readouterr().err
 

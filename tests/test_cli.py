@@ -62,7 +62,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
             "from tilewise.cli import main; sys.exit(main(['--version']))")
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == MISSING
-    assert "pip install tilewise[cli]" in found.stderr
+    assert "pip install 'tilewise[cli]'" in found.stderr
 
 
 def test_explain_of_a_problem(capsys: pytest.CaptureFixture[str]) -> None:

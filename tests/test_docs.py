@@ -11,6 +11,7 @@ import pytest
 from pages import PAGES, ROOT, script
 
 import tilewise
+import tilewise.training
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 BARE = re.compile(r"\b[a-z]+://[^\s)>]+")
@@ -75,7 +76,9 @@ def public_names() -> list[tuple[str, object]]:
         found += [(f"{name}.{part}", value) for part, value in vars(module).items()
                   if not part.startswith("_") and getattr(value, "__module__", "") ==
                   module.__name__ and callable(value)]
-    return [(name, value) for name, value in found if not inspect.ismodule(value)]
+    found += [(f"training.{name}", getattr(tilewise.training, name))
+              for name in tilewise.training.__all__]
+    return [(name, value) for name, value in found if callable(value)]
 
 
 @pytest.mark.parametrize("name, value", public_names(), ids=[name for name, _ in public_names()])
@@ -83,6 +86,15 @@ def test_public_names_show_how(name: str, value: object) -> None:
     assert ">>> " in (inspect.getdoc(value) or ""), f"{name} has no example"
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert f"::: tilewise.{name}\n" in page, f"{name} is not on the API page"
+
+
+def test_the_names_are_found() -> None:
+    names = {name for name, _ in public_names()}
+    assert names >= {"conv2d", "filter2d", "optimize", "explain", "stream", "gpu_audit", "Plan",
+                     "wisdom.save", "wisdom.load", "wisdom.merge", "wisdom.forget", "nn.Conv2d",
+                     "nn.Block", "set_memory_limit", "set_cache_limit", "training.train"}
+    assert {name for name in tilewise.__all__ if not inspect.ismodule(getattr(tilewise, name))
+            } <= names
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -13,6 +13,7 @@ import torch
 import tilewise.bench
 import tilewise.core
 import tilewise.frontend
+import tilewise.training
 from tilewise.frontend.ops import ENGINE
 from tilewise.frontend.settings import set_cache_limit, set_memory_limit
 from tilewise.kernels.cpu.launch import KERNELS
@@ -20,12 +21,15 @@ from tilewise.kernels.cpu.memory import POOL
 from tilewise.runtime.weights import MADE
 
 MODULES = sorted(f"{package.__name__}.{module.name}"
-                 for package in (tilewise.bench, tilewise.core, tilewise.frontend)
-                 for module in pkgutil.iter_modules(package.__path__)) + ["tilewise.cli"]
+                 for package in (tilewise.bench, tilewise.core, tilewise.frontend,
+                                 tilewise.training)
+                 for module in pkgutil.iter_modules(package.__path__)) + [
+                     "tilewise.cli", "tilewise.models"]
 # what users call first, and so what must show how
 SHOWN = ("tilewise.core.problem", "tilewise.core.schedule", "tilewise.core.target",
          "tilewise.frontend.explain", "tilewise.frontend.image", "tilewise.frontend.ops",
-         "tilewise.frontend.settings")
+         "tilewise.frontend.optimize", "tilewise.frontend.settings", "tilewise.frontend.stream",
+         "tilewise.frontend.wisdom", "tilewise.models", "tilewise.training.settings")
 
 
 @pytest.mark.parametrize("name", MODULES)

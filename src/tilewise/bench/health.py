@@ -119,7 +119,7 @@ def _compiler() -> Finding:
 
 def _triton() -> Finding:
     if importlib.util.find_spec("triton") is None:
-        return Finding("missing", "triton, for GPUs", "pip install tilewise[gpu]")
+        return Finding("missing", "triton, for GPUs", "pip install 'tilewise[gpu]'")
     return Finding("ok", "triton is installed")
 
 
@@ -130,5 +130,5 @@ def _peers() -> Finding:
     lacking = sorted(name for name in packages if importlib.util.find_spec(name) is None)
     if lacking:
         return Finding("missing", f"peers for tilewise bench: {', '.join(lacking)}",
-                       "pip install tilewise[bench]")
+                       "pip install 'tilewise[bench]'")
     return Finding("ok", f"peers for tilewise bench: {', '.join(sorted(packages))}")

@@ -49,7 +49,7 @@ def check(name: str) -> None:
         raise TilewiseError(f"peer is {name!r}, needs one of {known}")
     lacking = [package for package in PEERS[name][0] if not importlib.util.find_spec(package)]
     if lacking:
-        raise MissingPeer(f"{name} needs {' and '.join(lacking)}: pip install tilewise[bench]")
+        raise MissingPeer(f"{name} needs {' and '.join(lacking)}: pip install 'tilewise[bench]'")
 
 
 def _openvino(graph: Graph, x: Tensor, threads: int, directory: Path) -> Contender:

@@ -64,7 +64,7 @@ def html(results: Sequence[Result]) -> str:
 def write_pngs(results: dict[str, Result], directory: Path, zoom: float = 2.0) -> list[Path]:
     """Every figure of the results, by their names, as a PNG file; returns their paths."""
     if importlib.util.find_spec("resvg_py") is None:
-        raise MissingPeer("pictures as PNG need resvg_py: pip install tilewise[bench]")
+        raise MissingPeer("pictures as PNG need resvg_py: pip install 'tilewise[bench]'")
     import resvg_py
 
     directory.mkdir(parents=True, exist_ok=True)

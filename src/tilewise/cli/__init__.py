@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:
-        print(f"the command line needs {error.name}: pip install tilewise[cli]", file=sys.stderr)
+        print(f"the command line needs {error.name}: pip install 'tilewise[cli]'", file=sys.stderr)
         return MISSING
     from .app import run
 

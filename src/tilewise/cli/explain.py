@@ -8,7 +8,17 @@ import typer
 
 from ..core.progress import Tell
 from .model import SubjectName, optimized, plan_data
-from .output import Batch, Json, MaxError, Shape, Threads, print_json, progress, set_threads
+from .output import (
+    Batch,
+    Json,
+    MaxError,
+    Shape,
+    Threads,
+    print_json,
+    print_lines,
+    progress,
+    set_threads,
+)
 
 
 def explain(
@@ -28,7 +38,7 @@ def explain(
             answer = _problem(subject, batch, max_error, effort, tell)
         else:
             answer = _model(subject, batch, shape, max_error, effort, tell)
-    print_json(_data(answer)) if json else print(answer)
+    print_json(_data(answer)) if json else print_lines(str(answer))
 
 
 def _problem(text: str, batch: int | None, max_error: float | None, effort: str,

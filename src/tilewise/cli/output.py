@@ -80,6 +80,14 @@ def progress(what: str) -> Iterator[Tell]:
         yield tell
 
 
+def print_lines(text: str) -> None:
+    """Wide lines: cut at the width of a terminal, whole in a pipe."""
+    if sys.stdout.isatty():
+        console.print(text, markup=False, no_wrap=True, overflow="ellipsis")
+    else:
+        print(text)
+
+
 @contextmanager
 def _stdout_for_answers() -> Iterator[None]:
     """Libraries that print while they work do so on stderr."""

@@ -1,4 +1,13 @@
-"""Plain modules to measure and to train; their state_dict keys are torchvision's."""
+"""Plain modules to measure and to train; their state_dict keys are torchvision's.
+
+`MODELS` has them all by name.
+
+>>> import torch
+>>> lenet_a(classes=7)(torch.zeros(2, 1, 86, 86)).shape
+torch.Size([2, 7])
+>>> list(MODELS)[:5]
+['lenet_a', 'lenet_b', 'resnet18', 'resnet34', 'resnet50']
+"""
 
 from .lenet import lenet_a, lenet_b
 from .resnet import resnet18, resnet34, resnet50

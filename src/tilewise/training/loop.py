@@ -30,6 +30,10 @@ def train(settings: Settings, directory: str | Path, progress: Progress | None =
     """Train, or go on from the directory's checkpoint; returns losses and what each epoch gave.
 
     Under torchrun every process calls this, with the same arguments.
+
+    >>> history = train(Settings("fashion-mnist", epochs=1), "run")  # doctest: +SKIP
+    >>> history["epochs"][-1]["accuracy"]  # doctest: +SKIP
+    0.8573
     """
     shape = engines.image_shape(settings)
     images = open_images(settings.data, *shape)

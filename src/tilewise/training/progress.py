@@ -34,7 +34,13 @@ class Silent:
 
 
 class Lines:
-    """A line now and then."""
+    """A line now and then.
+
+    >>> lines = Lines(every=2)
+    >>> lines.step(1, 1, 4, 2.3)
+    >>> lines.step(1, 2, 4, 2.25)
+    epoch 1 step 2 of 4: loss 2.2500
+    """
 
     def __init__(self, every: int = 100) -> None:
         self._every = every

@@ -15,7 +15,11 @@ FREE = ("data", "epochs", "save_every")
 
 @dataclass(frozen=True)
 class Settings:
-    """A training run."""
+    """A training run.
+
+    >>> Settings("images", "lenet_b", epochs=1).batch
+    64
+    """
 
     data: str  # a directory of idx files, or of one folder of images a class
     model: str = "lenet_a"
