@@ -31,34 +31,38 @@ from tilewise.planner.measure import interleaved
 SIZES = ((256, 256, 256), (512, 512, 512), (256, 1024, 1024), (1024, 1024, 256))
 LAYERS = ("n1c64h56w56k64r3s3p1_f32_forward", "n1c512h14w14k512r3s3p1_f32_forward",
           "n1c256h28w28k256r3s3u2p1_f32_forward", "n1c2048h7w7k512r1s1_f32_forward")
-ROUNDS, BUDGET = 999, 3.0
-PANEL = 16 << 10  # bytes of a panel of B that is used again and again
+ROUNDS, BUDGET = 999, 2.0
+PANEL = 32 << 10  # bytes of a panel of B that is used again and again
 
 
 def module(isa, m, n, k, products):
     """c[column block][row][32] = a @ b, in chunks of the depth whose panel stays near."""
     out, parts = Module(isa), PARTS[products]
-    steps = k // amx.DEPTH
-    chunk = max(1, min(steps, PANEL * 2 // (parts * 4 * 2 * amx.TILE)))
+    steps, groups = k // amx.DEPTH, m // 32
+    chunk = max(1, min(steps, PANEL // (parts * 4 * 2 * amx.TILE)))
     row, panel = steps * parts * amx.TILE, 2 * steps * parts * amx.TILE
+    lines = -(-2 * parts * 16 // groups)  # of the next panel, fetched in a step
     kinds = {"a": "pointer", "b": "pointer", "c": "pointer"}
-    left = amx.Side((0, row), amx.TILE)
+    left = amx.Side((0, row), amx.TILE, passing=True)
     right, c = amx.Side((0, amx.TILE), 2 * amx.TILE), amx.Side((0, 16 * 32), 16, 128)
     tiles = {}
     for first in range(0, steps, chunk):
         count = min(chunk, steps - first)
-        with out.function(f"tile{first}", **kinds) as f:
+        with out.function(f"tile{first}", **kinds, ahead="pointer") as f:
             walk = Walk(((count, parts * amx.TILE, 2 * parts * amx.TILE),))
             amx.multiply(f, f.a + first * parts * amx.TILE, f.b + first * parts * 2 * amx.TILE,
-                         f.c, left, right, c, walk, products, fresh=first == 0)
+                         f.c, left, right, c, walk, products, first == 0, (f.ahead, lines))
         tiles[first] = f
     with out.function("many", exported=True, **kinds, count="index") as g:
         amx.configure(g)
         with g.loop(g.count), g.loop(n // 32) as j:
-            for f in tiles.values():
-                with g.loop(m // 32) as i:
-                    g.call(f, g.a + i.i * (2 * row), g.b + j.i * panel,
-                           g.c + j.i * (m * 32) + i.i * (32 * 32))
+            b = g.b + j.i * panel
+            for first, f in tiles.items():
+                count = min(chunk, steps - first)
+                ahead = b + (first + count) * parts * 2 * amx.TILE
+                with g.loop(groups) as i:
+                    g.call(f, g.a + i.i * (2 * row), b, g.c + j.i * (m * 32) + i.i * (32 * 32),
+                           ahead + i.i * (count * lines * 16))
         amx.release(g)
     return out
 

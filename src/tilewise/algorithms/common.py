@@ -44,11 +44,21 @@ class CpuAlgorithm(Algorithm):
         return self._module(s).Geometry(self._seen(p, s), s, t.lanes)
 
     def _seen(self, p: Problem, s: Schedule) -> Problem:
-        return p if products(s) else self.seen_by_kernel(p)
+        return as_pixels(p) if products(s) else self.seen_by_kernel(p)
 
     def _module(self, s: Schedule) -> Any:
         name = f"{self.kernel}_amx" if products(s) else self.kernel
         return import_module(f"..kernels.cpu.{name}", __package__)
+
+
+def as_pixels(p: Problem) -> Problem:
+    """Each pixel as a row of its own, which the next image continues, where none is skipped."""
+    return p.with_(h=p.h * p.w, w=1) if is_pixelwise(p) else p
+
+
+def is_pixelwise(p: Problem) -> bool:
+    """Whether every pixel gives an output and sees nothing but itself."""
+    return (p.r, p.s, p.stride, p.groups) == (1, 1, (1, 1), 1) and not any(p.padding)
 
 
 def on_matrix(t: Target, products: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class CpuDirect(CpuAlgorithm):
     """Packs padded rectangles of the input, multiplies them in register tiles."""
 
     name = "cpu_direct"
-    version = 2
+    version = 3
     kernel = "direct"
 
     def reject(self, p: Problem, t: Target) -> list[str]:

@@ -18,7 +18,7 @@ class CpuPointwise(CpuAlgorithm):
     """Lays all pixels of an image in one row; the kernel is that of cpu_direct."""
 
     name = "cpu_pointwise"
-    version = 2
+    version = 3
     kernel = "direct"
 
     def reject(self, p: Problem, t: Target) -> list[str]:

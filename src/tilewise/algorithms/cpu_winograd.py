@@ -32,15 +32,18 @@ GROUPS = tuple(range(1, 129))
 SAFE = 2.3  # with the power below, fitted: admits F(4x4, 3x3), measured at 2.2 of torch's error
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 NEAR = 40.0  # and from the second
-STALLS = {1: 1.8, 3: 1.8, 6: 2.1}  # the matrix unit waits for V and the weights
-SPLIT = 2.0  # cycles to split off and store a part of a vector
+MATRIX_FAR = 5.5  # the same where the matrix unit waits for it, that is most of the time
+MATRIX_FARTHER = 3.6  # and for weights that are too large for a share of the last cache
+SHARE = 16 << 20  # bytes of it
+STALLS = {1: 1.25, 3: 1.25, 6: 1.7}  # the matrix unit waits for what is near as well
+SPLIT = 1.2  # cycles to split off and store a part of a vector
 
 
 class CpuWinograd(CpuAlgorithm):
     """Any F(m, r) along both axes; fused by block of tiles, or shared by all threads."""
 
     name = "cpu_winograd"
-    version = 2
+    version = 3
     kernel = "winograd"
     fuses = frozenset({"bias", "residual", "relu", "relu6", "pool2", "mask"})
     exact_on_integers = False
@@ -139,7 +142,7 @@ class _Work:
         last = self.tiles - (self.blocks - 1) * self.block
         groups = (self.blocks - 1) * s.groups + math.ceil(last / s.rows)
         tile = (STALLS[self.products_] * matrix_cycles(s.rows // MATRIX_SIDE, s.vectors, self.steps,
-                                                        self.products_)
+                                                       self.products_)
                 if self.products_ else
                 tile_cycles(t, s.rows, s.vectors, self.c_vectors * t.lanes))
         one = tile * self.k_vectors / s.vectors
@@ -149,27 +152,36 @@ class _Work:
     def weight_bytes(self) -> float:
         return self.v_bytes * self.positions * self.k_vectors * self.t.lanes
 
+    @property
+    def far(self) -> float:
+        """Bytes a cycle that a core gets from the last cache."""
+        if not self.products_:
+            return FAR
+        return MATRIX_FAR if self.weight_bytes < SHARE else MATRIX_FARTHER
+
     def fused(self) -> float:
         """Weights pass for every block; V and M stay in a core's caches if they fit."""
         s, t = self.s, self.t
         k_live = s.vectors if s.order == "channels" else self.k_vectors
         live = self.block * self.positions * (self.v_bytes + 4.0 * t.lanes * k_live)
-        speed = NEAR if self.weight_bytes + live < t.l2 else FAR
+        speed = NEAR if self.weight_bytes + live < t.l2 else self.far
         weights = self.blocks * self.weight_bytes / speed
         spilled = max(0.0, live - 0.75 * t.l2) / live
         passes = self.k_vectors / s.vectors if s.order == "channels" else 2.0
-        v = self.tiles * self.positions * self.v_bytes
-        far = spilled * v * passes / FAR
+        moved = self.v_bytes
+        if self.products_ and s.order == "positions":
+            moved += 4.0 * t.lanes * self.k_vectors  # M goes the same way
+        far = spilled * self.tiles * self.positions * moved * passes / self.far
         cycles = self.transforms() + max(self.products(), weights) + 0.25 * weights + far
         return seconds(t, cycles, self.p.bytes + self.weight_bytes, self.blocks)
 
     def shared(self) -> float:
         """Weights pass once a chunk; V and M travel through the last cache."""
         t = self.t
-        weights = self.blocks * self.weight_bytes / FAR
+        weights = self.blocks * self.weight_bytes / self.far
         moved = 2.0 * self.tiles * self.positions * (self.v_bytes
                                                      + 4.0 * t.lanes * self.k_vectors)
-        cycles = self.transforms() + max(self.products(), weights) + moved / FAR
+        cycles = self.transforms() + max(self.products(), weights) + moved / self.far
         tasks = self.positions * self.s.k_parts
         return seconds(t, cycles, self.p.bytes + self.weight_bytes, tasks, 3 * self.blocks)
 

@@ -10,12 +10,15 @@ from ..core.cost import matrix_cycles, seconds
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
-from .common import MATRIX_DEPTH, MATRIX_PARTS, MATRIX_SIDE, streams
+from .common import MATRIX_DEPTH, MATRIX_PARTS, MATRIX_SIDE, is_pixelwise, streams
 
 PIXELS = 2 * MATRIX_SIDE  # that are multiplied together
-ROWS = (1, 2, 4, 7, 8, 14, 16, 28, 56)
-READ, PACK = 20.0, 4.0  # cycles to read a vector, and to split off and store a part of it
+LOW = (1, 2, 4, 7, 8, 14, 16, 28, 56)
+BLOCKS = (32, 64, 96, 128, 192, 256, 384)  # where each pixel is a row of its own
+ROWS = LOW + BLOCKS
+READ, PACK = 2.0, 6.0  # cycles to read a vector, and to split off and store a part of it
 WRITE = 6.0  # and to read, finish and store a vector of sums
+FAR = 9.0  # bytes a cycle that a core gets from the last cache
 
 
 def possible(p: Problem, t: Target) -> bool:
@@ -26,9 +29,16 @@ def legal(p: Problem, t: Target, s: Any) -> bool:
     """Whether a schedule with products is one of them."""
     return (possible(p, t) and (s.tile_h, s.tile_w, s.unroll, s.block_cols, s.split)
             == (1, PIXELS, 1, 1, 1) and s.vectors <= 2 and (s.vectors - 1) * t.lanes < p.k
-            and (s.block_rows == 1 or s.block_rows // 2 < p.conv_h)
+            and s.block_rows in _heights(p)
             and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
             and not (s.streaming and p.k % t.lanes))
+
+
+def _heights(p: Problem) -> tuple[int, ...]:
+    """Rows of a task that make sense."""
+    if is_pixelwise(p):
+        return BLOCKS
+    return tuple(rows for rows in LOW if rows == 1 or rows // 2 < p.conv_h)
 
 
 def defaults(p: Problem, t: Target) -> tuple[Schedule, ...]:
@@ -47,13 +57,15 @@ def _default(p: Problem, t: Target, products: int) -> Schedule:
     found = [Schedule(tile_h=1, tile_w=PIXELS, vectors=vectors, unroll=1, block_rows=rows,
                       block_cols=1, split=1, k_parts=parts,
                       streaming=streams(p, t) and p.k % t.lanes == 0, products=products)
-             for rows in ROWS if rows == 1 or rows // 2 < p.conv_h
+             for rows in _heights(p)
              for parts in (1, 2, 4, 8) if parts <= blocks]
     return min(found, key=lambda s: cost(p, wide, s))
 
 
 def cost(p: Problem, t: Target, s: Any) -> float:
     """Packing, multiplying and writing, and the traffic of operands beyond the second cache."""
+    if is_pixelwise(p):
+        p = p.with_(n=1, h=max(1, p.n) * p.h * p.w, w=1)
     parts, chunks = MATRIX_PARTS[s.products], math.ceil(p.c / MATRIX_DEPTH)
     across = (p.span_w - 1) // p.stride[1]
     pitch, below = p.conv_w + across, (p.span_h - 1) // p.stride[0]
@@ -69,6 +81,8 @@ def cost(p: Problem, t: Target, s: Any) -> float:
     writing = blocks * rows * p.conv_w * k_vectors * WRITE
     near = 64.0 * parts * lines
     weights = 2.0 * parts * steps * MATRIX_DEPTH * k_vectors * t.lanes
-    far = blocks * (weights / 24 + (max(0.0, near - t.l2 / 2) * k_vectors / s.vectors) / 9)
+    # read again and again in the same order, a little too much is soon all too much
+    lost = min(1.0, max(0.0, 4 * near / t.l2 - 2))
+    far = blocks * (weights + lost * near * k_vectors / s.vectors) / FAR
     cycles = packing + max(groups * product, far) + 0.3 * far + writing
     return seconds(t, cycles, p.bytes + weights, blocks * s.k_parts)

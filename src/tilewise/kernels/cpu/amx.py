@@ -40,11 +40,15 @@ def release(f: Function) -> None:
 
 @dataclass(frozen=True)
 class Side:
-    """Tiles of one operand: where each begins, how far apart parts (floats) and rows (bytes)."""
+    """Tiles of one operand: where each begins, how far apart parts (floats) and rows (bytes).
+
+    One that is `passing` is not soon read again, and should leave the first cache to the other.
+    """
 
     tiles: tuple[int, ...]
     part: int
     pitch: int = 4 * LINE
+    passing: bool = False
 
 
 def multiply(f: Function, a: Pointer, b: Pointer, c: Pointer, left: Side, right: Side, out: Side,
@@ -93,11 +97,11 @@ class _Unit:
              loops: Sequence[tuple[int, int, int]], lines: int) -> Pointer:
         """Emit the loops from the outermost inwards; where the prefetch has come to."""
         if not loops:
-            for line in range(lines):
-                ahead.prefetch(line * LINE, level=2)
-            for a_start, b_start in self.starts:
+            for number, (a_start, b_start) in enumerate(self.starts):
+                for line in range(lines):
+                    ahead.prefetch((number * lines + line) * LINE, level=2)
                 self.step(a + a_start, b + b_start)
-            return ahead + lines * LINE
+            return ahead + len(self.starts) * lines * LINE
         (count, a_step, b_step), *inner = loops
         if count == 1:
             return self.walk(a, b, ahead, inner, lines)
@@ -112,13 +116,17 @@ class _Unit:
         held: tuple[int | None, int | None] = (None, None)
         for pair in self.pairs:
             if pair[0] != held[0]:
-                for i, row in enumerate(self.left.tiles):
-                    self.load(4 + i, a + (row + pair[0] * self.left.part), self.left.pitch)
+                self.load_side(4, a, self.left, pair[0])
             if pair[1] != held[1]:
-                for j, column in enumerate(self.right.tiles):
-                    self.load(6 + j, b + (column + pair[1] * self.right.part), self.right.pitch)
+                self.load_side(6, b, self.right, pair[1])
             held = pair
             self.multiply()
+
+    def load_side(self, first: int, at: Pointer, side: Side, part: int) -> None:
+        """A part of an operand into the tiles from `first` on."""
+        name = "tileloaddt164" if side.passing else "tileloadd64"
+        for i, tile in enumerate(side.tiles):
+            self.call(name, first + i, at + (tile + part * side.part), side.pitch)
 
     def multiply(self) -> None:
         """The held tiles of A times those of B."""

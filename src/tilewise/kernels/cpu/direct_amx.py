@@ -3,7 +3,8 @@
 A task packs some rows of the input, split into parts, as [32 channels][phase][part][pixel]: a
 line of memory each. Pixels that a stride keeps apart are neighbours in a phase, so that sixteen
 outputs in a row read sixteen lines in a row at every tap. Outputs run through all columns of the
-packed rows; those of columns that do not exist are computed and not stored.
+packed rows; those of columns that do not exist are computed and not stored. Of 1x1 filters that
+skip nothing, all pixels of all images are rows of one pixel.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, e
 from .tiling import ceil_div
 
 GROUP = 2 * SIDE  # pixels of one multiply
+PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
 AHEAD = 1024  # floats of the input that are asked for before they are packed
 
 
@@ -40,6 +42,12 @@ class Geometry(BlocksOfK):
     def chunks(self) -> int:
         """Groups of 32 input channels."""
         return ceil_div(self.p.c, DEPTH)
+
+    @cached_property
+    def joined(self) -> bool:
+        """Whether the images of a batch are one: no output sees more than its own pixel."""
+        p = self.p
+        return (p.r, p.s, p.w, p.stride) == (1, 1, 1, (1, 1)) and not any(p.padding)
 
     @cached_property
     def taps(self) -> list[tuple[int, int]]:
@@ -75,9 +83,31 @@ class Geometry(BlocksOfK):
         return len(self.phases) * self.parts * self.plane
 
     @cached_property
+    def groups(self) -> int:
+        """Multiplies over the pixels of a whole task."""
+        return ceil_div(self.s.block_rows * self.pitch, GROUP)
+
+    @cached_property
+    def passes(self) -> list[tuple[int, int]]:
+        """Chunks start..stop of each pass over the pixels."""
+        most = max(1, PANEL // (4 * self.panel_floats(self.block_k) // self.chunks))
+        count = ceil_div(self.chunks, most)
+        return [(i * self.chunks // count, (i + 1) * self.chunks // count) for i in range(count)]
+
+    @cached_property
+    def sums_floats(self) -> int:
+        """Sums of one block of output channels: of one group, or of all where they wait."""
+        return GROUP * self.block_k * (1 if len(self.passes) == 1 else self.groups)
+
+    @cached_property
+    def lines_ahead(self) -> int:
+        """Cache lines of the weights that come next, fetched at every tap of every group."""
+        return ceil_div(self.parts * self.s.vectors * SIDE, self.groups)
+
+    @cached_property
     def pack_floats(self) -> int:
-        """Scratch of one worker: the packed rows and one block of sums."""
-        return self.chunks * self.chunk_floats + GROUP * self.block_k
+        """Scratch of one worker: the packed rows and the sums."""
+        return self.chunks * self.chunk_floats + self.sums_floats
 
     @cached_property
     def row_blocks(self) -> int:
@@ -112,6 +142,9 @@ class Geometry(BlocksOfK):
         return torch.cat(panels)
 
     def tasks(self, batch: Any) -> Any:
+        if self.joined:
+            rows = batch * self.p.conv_h
+            return (rows + (self.s.block_rows - 1)) // self.s.block_rows * self.s.k_parts
         return batch * (self.row_blocks * self.s.k_parts)
 
 
@@ -177,6 +210,9 @@ class _Direct:
         """All phases of the input rows under `rows` output rows; the first is row `top`."""
         g, p = self.g, self.p
         with self.m.function("pack", x="pointer", to="pointer", top="index", rows="index") as f:
+            if g.joined:
+                f.call(self.convert, f.x + f.top * p.c, f.to, f.rows)
+                return f
             for number, (down, across) in enumerate(g.phases):
                 first = across - p.padding[2]  # column of the first pixel
                 start = min(g.pitch, max(0, ceil_div(-first, p.stride[1])))
@@ -198,18 +234,22 @@ class _Direct:
 
     # multiplying
 
-    def _product(self, end: bool) -> Function:
-        """A group of pixels times one panel, into a block of sums."""
-        g, columns = self.g, self.g.vectors(end)
-        left = Side((0, SIDE * LINE), g.plane)
+    def _product(self, end: bool) -> list[Function]:
+        """For each pass: a group of pixels times its chunks of a panel."""
+        return [self._one_pass(end, number, *span) for number, span in enumerate(self.g.passes)]
+
+    def _one_pass(self, end: bool, number: int, start: int, stop: int) -> Function:
+        g, columns, taps = self.g, self.g.vectors(end), len(self.g.taps)
+        left = Side((0, SIDE * LINE), g.plane, passing=taps == 1)
         right = Side(tuple(j * TILE for j in range(columns)), columns * TILE)
         out = Side((0, SIDE * columns * SIDE), SIDE, 4 * columns * SIDE)
         step = g.parts * columns * TILE
-        walk = Walk(((g.chunks, g.chunk_floats, len(g.taps) * step),))
-        with self.m.function("product_end" if end else "product", a="pointer", b="pointer",
-                             c="pointer") as f:
-            multiply(f, f.a, f.b, f.c, left, right, out, walk, self.s.products,
-                     starts=[(at, tap * step) for at, tap in g.starts])
+        walk = Walk(((stop - start, g.chunk_floats, taps * step),))
+        with self.m.function(f"product{number}{'_end' if end else ''}", a="pointer", b="pointer",
+                             c="pointer", ahead="pointer") as f:
+            multiply(f, f.a + start * g.chunk_floats, f.b + start * taps * step, f.c, left, right,
+                     out, walk, self.s.products, number == 0, (f.ahead, g.lines_ahead),
+                     [(at, tap * step) for at, tap in g.starts])
         return f
 
     def _write(self, end: bool) -> Function:
@@ -244,8 +284,11 @@ class _Direct:
         g, p, s = self.g, self.p, self.s
         with self.m.function("body", frame="pointer", task="index", worker="index") as f:
             part, rest = f.task % s.k_parts, f.task // s.k_parts
-            top, image = rest % g.row_blocks * s.block_rows, rest // g.row_blocks
-            rows = (p.conv_h - top).minimum(s.block_rows)
+            image, height = rest // g.row_blocks, f.index(p.conv_h)
+            if g.joined:
+                image, height = f.index(0), f.frame.load_index(BATCH) * p.conv_h
+            top = (rest - image * g.row_blocks) * s.block_rows
+            rows = (height - top).minimum(s.block_rows)
             a = f.frame.load_pointer(SCRATCH) + f.worker * g.pack_floats
             x = f.frame.load_pointer(X) + image * (p.h * p.w * p.c)
             f.call(self.pack, x, a, top * p.stride[0] - p.padding[0], rows)
@@ -266,8 +309,16 @@ class _Direct:
         g = self.g
         k, sums, pixels = block * g.block_k, a + g.chunks * g.chunk_floats, rows * g.pitch
         weight = f.frame.load_pointer(WEIGHT) + block * g.panel_floats(g.block_k)
-        with f.loop(pixels, step=GROUP) as pixel:
-            f.call(self.products[end], a + pixel.i * LINE, weight, sums)
-            f.call(self.writes[end], sums, f.frame.load_pointer(BIAS) + k,
-                   f.frame.load_pointer(RESIDUAL) + (at + k), f.frame.load_pointer(Y) + (at + k),
-                   pixel.i, (pixels - pixel.i).minimum(GROUP))
+        width, one_pass = g.vectors(end) * g.lanes, len(g.passes) == 1
+        chunk = g.panel_floats(width) // g.chunks
+        for product, (start, stop) in zip(self.products[end], g.passes, strict=True):
+            share = (stop - start) * len(g.taps) * g.lines_ahead * LINE
+            with f.loop(pixels, step=GROUP) as pixel:
+                here = sums if one_pass else sums + pixel.i * width
+                ahead = weight + stop * chunk + pixel.i // GROUP * share
+                f.call(product, a + pixel.i * LINE, weight, here, ahead)
+                if stop == g.chunks:
+                    f.call(self.writes[end], here, f.frame.load_pointer(BIAS) + k,
+                           f.frame.load_pointer(RESIDUAL) + (at + k),
+                           f.frame.load_pointer(Y) + (at + k), pixel.i,
+                           (pixels - pixel.i).minimum(GROUP))
