@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import faults
@@ -27,12 +28,11 @@ def without_product(products: int, which: int) -> Callable[..., None]:
     return lambda patch: patch.setitem(parts.PAIRS, products, pairs[:which] + pairs[which + 1:])
 
 
-def always(module: Any, **options: Any) -> Callable[..., None]:
-    """A multiply with some options whatever is asked for."""
+def always(module: Any, fresh: bool) -> Callable[..., None]:
+    """Every multiply begins with zeros, or none does."""
     return replaced(module, "multiply",
-                    lambda f, a, b, c, left, right, out, walk, products, *_, **others:
-                    amx.multiply(f, a, b, c, left, right, out, walk, products,
-                                 **{**others, **options}))
+                    lambda f, a, b, c, left, right, out, walk, products, _, *others:
+                    amx.multiply(f, a, b, c, left, right, out, walk, products, fresh, *others))
 
 
 def clears_nothing(self: Any) -> Function:
@@ -41,13 +41,8 @@ def clears_nothing(self: Any) -> Function:
     return f
 
 
-def swapped_rows(side: amx.Side) -> amx.Side:
-    return amx.Side(side.tiles[::-1], side.part, side.pitch)
-
-
-def rows_of_a_swapped(f: Function, a: Any, b: Any, c: Any, left: amx.Side, *others: Any,
-                      **options: Any) -> None:
-    amx.multiply(f, a, b, c, swapped_rows(left), *others, **options)
+def rows_of_a_swapped(f: Function, a: Any, b: Any, c: Any, left: amx.Side, *others: Any) -> None:
+    amx.multiply(f, a, b, c, replace(left, tiles=left.tiles[::-1]), *others)
 
 
 MUTATIONS = {
@@ -87,6 +82,12 @@ MUTATIONS = {
         always(direct_amx, fresh=False), "cpu_direct", PADDED, {"products": 1}),
     "the second pass forgets the first": Mutation(
         always(winograd_amx, fresh=True), "cpu_winograd", LONG, {"products": 3}),
+    "the second pass over pixels forgets the first": Mutation(
+        always(direct_amx, fresh=True), "cpu_pointwise", "n1c600h3w5k21r1s1_f32_forward",
+        {"products": 3}),
+    "pixels of the next image are left out": Mutation(
+        changed(direct_amx.Geometry, "tasks", lambda tasks: tasks - 1), "cpu_pointwise", BARE,
+        {"products": 1}),
     "tails are loaded whole": Mutation(whole_vectors("load"), "cpu_pointwise", BARE,
                                        {"products": 1}),
     "tails are stored whole": Mutation(whole_vectors("store"), "cpu_pointwise", BARE,
