@@ -21,6 +21,7 @@ from tilewise.algorithms.gpu_winograd import MOST_SCRATCH, GpuWinograd
 from tilewise.core.gpu import GPUS
 from tilewise.frontend import devices
 from tilewise.frontend.ops import ENGINE
+from tilewise.models import vgg16
 from tilewise.planner.planner import inner_problem
 
 GPU = [a for a in ALGORITHMS if a.device == "cuda"]
@@ -241,3 +242,34 @@ def test_the_operator_passes_opcheck():
     torch.library.opcheck(torch.ops.tilewise.conv2d.default,
                           (x, weight, torch.randn(4), None, [1, 1], [1, 1, 1, 1], [1, 1], 1,
                            "relu", 1, None, None))
+
+
+def test_the_operator_passes_opcheck_on_a_gpu_that_is_not_there():
+    with FakeTensorMode():
+        x, weight = (torch.empty(shape, device="cuda") for shape in ((2, 8, 9, 9), (4, 8, 3, 3)))
+        bias = torch.empty(4, device="cuda")
+    found = torch.library.opcheck(torch.ops.tilewise.conv2d.default,
+                                  (x, weight, bias, None, [1, 1], [1, 1, 1, 1], [1, 1], 1, "relu",
+                                   2, None, None))
+    assert len(found) >= 4
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_an_optimised_vgg16_is_exported_for_a_gpu_that_is_not_there():
+    with torch.device("meta"):
+        model = vgg16().eval()
+    with FakeTensorMode(), torch.no_grad():
+        for module in model.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                there = torch.empty(parameter.shape, device="cuda")
+                setattr(module, name, torch.nn.Parameter(there, requires_grad=False))
+        x = torch.empty(2, 3, 224, 224, device="cuda")
+        fast = tilewise.optimize(model)
+        assert fast(x).device.type == "cuda"
+        exported = torch.export.export(fast, (x,))
+    calls = [node for node in exported.graph.nodes if node.op == "call_function"]
+    ours = [node for node in calls if node.target is torch.ops.tilewise.conv2d.default]
+    assert [node.args[8] for node in ours] == ["relu"] * 13
+    assert sum(node.args[9] == 2 for node in ours) == 5
+    assert {node.meta["val"].device.type for node in calls} == {"cuda"}
+    assert calls[-1].meta["val"].shape == (2, 1000)

@@ -16,14 +16,19 @@ def enter(x: Any) -> Any:
     if x.shape[1] == 1 and x.is_contiguous():  # the same memory, named by other strides
         h, w = x.shape[2:]
         return x.as_strided(x.shape, (h * w, 1, w, 1))
-    return x.contiguous(memory_format=torch.channels_last)
+    return _laid_out(x, torch.channels_last)
 
 
 def leave(result: Any, example: Any) -> Any:
     """Images of a result in the layout of the caller's input."""
     if not (isinstance(example, Tensor) and example.dim() == 4 and example.is_contiguous()):
         return result
-    return tree_map(lambda part: part.contiguous() if isinstance(part, Tensor) else part, result)
+    return tree_map(lambda part: _laid_out(part) if isinstance(part, Tensor) else part, result)
+
+
+def _laid_out(x: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """contiguous(), which asks for a driver even where the tensor is a fake one."""
+    return x if x.is_contiguous(memory_format=layout) else x.clone(memory_format=layout)
 
 
 def inside(model: nn.Module) -> nn.Module:
