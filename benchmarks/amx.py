@@ -3,6 +3,7 @@
     python benchmarks/amx.py             # speed of the multiply
     python benchmarks/amx.py --errors    # of whole convolutions, against float64; times nothing
     python benchmarks/amx.py --errors benchmarks/results/amx_errors.json    # and kept
+    python benchmarks/amx.py --bfloat16  # torch on bfloat16 tensors beside one product of floats
 
 Both operands are packed; every multiplication of bfloat16 parts counts.
 """
@@ -31,6 +32,9 @@ from tilewise.planner.measure import interleaved
 SIZES = ((256, 256, 256), (512, 512, 512), (256, 1024, 1024), (1024, 1024, 256))
 LAYERS = ("n1c64h56w56k64r3s3p1_f32_forward", "n1c512h14w14k512r3s3p1_f32_forward",
           "n1c256h28w28k256r3s3u2p1_f32_forward", "n1c2048h7w7k512r1s1_f32_forward")
+HALVES = ("n8c64h56w56k64r3s3p1_f32_forward", "n8c256h28w28k256r3s3p1_f32_forward",
+          "n8c512h14w14k512r3s3p1_f32_forward", "n8c256h14w14k1024r1s1_f32_forward",
+          "n8c1024h14w14k256r1s1_f32_forward", "n8c128h56w56k128r3s3u2p1_f32_forward")
 ROUNDS, BUDGET = 999, 2.0
 PANEL = 32 << 10  # bytes of a panel of B that is used again and again
 
@@ -128,8 +132,36 @@ def errors_of(p):
                "declared": plan.error}
 
 
+def bfloat16() -> None:
+    """Layers of torch on bfloat16, of the engine with one product of float32, and of both."""
+    torch.set_num_threads(2)
+    torch.set_grad_enabled(False)
+    t = Target.host("amx", 2)
+    for p in map(Problem.parse, HALVES):
+        print(f"{p}: {bfloat16_of(p, t)}", flush=True)
+
+
+def bfloat16_of(p, t):
+    x = torch.randn(p.n, p.c, p.h, p.w).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(p.k, p.c, p.r, p.s).contiguous(memory_format=torch.channels_last)
+    half, half_weight = x.bfloat16(), weight.bfloat16()
+    offers = [answer.plan for answer in ENGINE.planner.candidates(p, t) if answer.plan]
+    plan = min((plan for plan in offers if plan.schedule.get("products") == 1),
+               key=lambda plan: plan.seconds)
+    run = ENGINE.build(plan)
+    ready, padding = run.prepare(weight), p.padding[0]
+    theirs, ours, between = interleaved(
+        [lambda: F.conv2d(half, half_weight, None, p.stride, padding),
+         lambda: run(x, ready, None, None),
+         lambda: run(half.float(), ready, None, None).bfloat16()], 9, 0.003, 2.0)
+    return (f"torch on bfloat16 {theirs.minimum * 1e3:.2f} ms, one product of float32 "
+            f"{ours.minimum * 1e3:.2f}, with conversions {between.minimum * 1e3:.2f}")
+
+
 def main() -> None:
     torch.manual_seed(0)
+    if "--bfloat16" in sys.argv:
+        return bfloat16()
     if "--errors" in sys.argv:
         return errors(next((name for name in sys.argv[1:] if name.endswith(".json")), None))
     for threads in (1, 2):

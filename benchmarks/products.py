@@ -82,7 +82,7 @@ def main() -> None:
         if args.only not in str(p):
             continue
         found = timed(p, t, args.rounds, args.budget)
-        torch_total += count * found["vendor:0"][1]
+        torch_total += count * found.get("vendor:0", (None, 0.0))[1]
         print(f"{count} x {p}")
         print("   ", " ".join(f"{name}={seconds * 1e3:.2f}({plan.seconds * 1e3:.2f})"
                               for name, (plan, seconds) in found.items()))
@@ -99,7 +99,7 @@ def main() -> None:
     for precision, (ours, best) in totals.items():
         print(f"{args.model} batch {args.batch} {precision}: layers {ours * 1e3:.1f} ms, best "
               f"candidates {best * 1e3:.1f} ({ours / best:.3f}), torch's eager layers "
-              f"{torch_total * 1e3:.1f}; worst loss {worst[precision]:.2f}")
+              f"(where not hopeless) {torch_total * 1e3:.1f}; worst loss {worst[precision]:.2f}")
 
 
 if __name__ == "__main__":
