@@ -131,5 +131,5 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     apart = p.output_bytes / 8 if s.k_parts > 1 else 0  # tasks write into each other's pixels
     tasks = p.n * p.groups * row_blocks * s.k_parts * s.split
     extra = 2 * p.output_bytes * s.split if s.split > 1 else 0
-    return seconds(t, one * tiles + packed + stream + apart, p.bytes + extra, tasks,
-                   1 if s.split == 1 else 2)
+    return seconds(t, one * tiles + packed + stream + apart, p.image_bytes + extra, tasks,
+                   1 if s.split == 1 else 2, p.weight_bytes)

@@ -58,7 +58,7 @@ class CpuPixels(CpuAlgorithm):
         pieces = p.output_bytes / 3 if p.layout == "nhwc" and tiles_k > 1 else 0.0
         cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t) + pieces
         tasks = p.n * p.groups * math.ceil(p.conv_h / s.block_rows)
-        return seconds(t, cycles, p.bytes, tasks)
+        return seconds(t, cycles, p.image_bytes, tasks, weights=p.weight_bytes)
 
 
 def _turn(p: Problem, t: Target, channels: float) -> float:

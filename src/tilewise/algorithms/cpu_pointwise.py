@@ -71,7 +71,8 @@ class CpuPointwise(CpuAlgorithm):
         tiles = p.n * q.conv_h * cols * k_vectors / s.vectors
         blocks = p.n * q.conv_h * math.ceil(cols / s.block_cols)
         stream = p.weight_bytes * blocks / t.lanes / 2
-        return seconds(t, one * tiles + stream, p.bytes, blocks * s.k_parts)
+        return seconds(t, one * tiles + stream, p.image_bytes, blocks * s.k_parts,
+                       weights=p.weight_bytes)
 
 
 def _in_a_row(p: Problem) -> Problem:

@@ -173,7 +173,7 @@ class _Work:
             moved += 4.0 * t.lanes * self.k_vectors  # M goes the same way
         far = spilled * self.tiles * self.positions * moved * passes / self.far
         cycles = self.transforms() + max(self.products(), weights) + 0.25 * weights + far
-        return seconds(t, cycles, self.p.bytes + self.weight_bytes, self.blocks)
+        return seconds(t, cycles, self.p.image_bytes, self.blocks, weights=self.weight_bytes)
 
     def shared(self) -> float:
         """Weights pass once a chunk; V and M travel through the last cache."""
@@ -183,7 +183,8 @@ class _Work:
                                                      + 4.0 * t.lanes * self.k_vectors)
         cycles = self.transforms() + max(self.products(), weights) + moved / self.far
         tasks = self.positions * self.s.k_parts
-        return seconds(t, cycles, self.p.bytes + self.weight_bytes, tasks, 3 * self.blocks)
+        return seconds(t, cycles, self.p.image_bytes, tasks, 3 * self.blocks,
+                       self.weight_bytes)
 
 
 @lru_cache(maxsize=64)

@@ -85,4 +85,4 @@ def cost(p: Problem, t: Target, s: Any) -> float:
     lost = min(1.0, max(0.0, 4 * near / t.l2 - 2))
     far = blocks * (weights + lost * near * k_vectors / s.vectors) / FAR
     cycles = packing + max(groups * product, far) + 0.3 * far + writing
-    return seconds(t, cycles, p.bytes + weights, blocks * s.k_parts)
+    return seconds(t, cycles, p.image_bytes, blocks * s.k_parts, weights=weights)

@@ -35,7 +35,8 @@ class Vendor(Algorithm):
         if t.isa in GPUS:
             return _gpu_cost(p, t)
         compute = p.flops / (t.peak * _efficiency(p, t))
-        memory = traffic(t, p.bytes + 3 * p.weight_bytes)  # it packs weights anew in every call
+        # it packs weights anew in every call
+        memory = traffic(t, p.image_bytes + 2 * p.weight_bytes) + p.weight_bytes / t.bandwidth
         return 18e-6 + max(compute, memory) + 0.3 * min(compute, memory)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:

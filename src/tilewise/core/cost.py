@@ -10,12 +10,16 @@ CALL = 8e-6  # seconds to get from Python into a kernel and back
 REGION = 2e-6  # seconds to start a parallel region
 
 
-def seconds(t: Target, cycles: float, bytes_: float, tasks: int, regions: int = 1) -> float:
-    """Time of `cycles` on all threads, evened out over `tasks`, beside `bytes_` of traffic."""
+def seconds(t: Target, cycles: float, bytes_: float, tasks: int, regions: int = 1,
+            weights: float = 0.0) -> float:
+    """Time of `cycles` on all threads, evened out over `tasks`, beside `bytes_` of traffic.
+
+    Bytes of `weights` come from memory: between two uses of one, a model has read all others.
+    """
     rounds = math.ceil(tasks / t.threads) if tasks else 0
     uneven = rounds * t.threads / tasks if tasks else 1.0
     compute = cycles / t.hertz / t.threads * uneven
-    memory = traffic(t, bytes_)
+    memory = traffic(t, bytes_) + weights / t.bandwidth
     # neither hides the other entirely
     return CALL + REGION * regions + max(compute, memory) + 0.3 * min(compute, memory)
 

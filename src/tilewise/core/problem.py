@@ -227,10 +227,15 @@ class Problem:
         return self.n * self.k * self.out_h * self.out_w * DTYPES[self.dtype]
 
     @property
+    def image_bytes(self) -> int:
+        """Images read and written once."""
+        residual = self.output_bytes if self.epilogue.residual else 0
+        return self.input_bytes + self.output_bytes + residual
+
+    @property
     def bytes(self) -> int:
         """The least traffic: everything read once, the output written once."""
-        residual = self.output_bytes if self.epilogue.residual else 0
-        return self.input_bytes + self.weight_bytes + self.output_bytes + residual
+        return self.image_bytes + self.weight_bytes
 
     @property
     def compiled(self) -> Problem:
