@@ -40,13 +40,26 @@ def _tiling(s: Any, precision: str) -> dict[str, Any]:
             "SWIZZLE": s.swizzle}
 
 
+def _weight(p: Problem, s: Any, depth: str) -> dict[str, int]:
+    """How far apart the weights of groups, taps, terms of a sum and columns of a tile are.
+
+    `depth` is what a sum runs over below a tap: c forward, k backward.
+    """
+    whole = p.group_c * p.r * p.s
+    apart = ({"group": p.group_k * whole, "tap": p.group_c, "c": 1, "k": whole}
+             if s.weight == "krsc" else
+             {"group": p.group_k, "tap": p.group_c * p.k, "c": p.k, "k": 1})
+    return {"W_GROUP": apart["group"], "W_TAP": apart["tap"], "W_DEPTH": apart[depth],
+            "W_COLUMN": apart["k" if depth == "c" else "c"]}
+
+
 def _tiles(rows: int, columns: int, s: Any) -> int:
     return math.ceil(rows / s.bm) * math.ceil(columns / s.bn)
 
 
 def _forward(p: Problem, s: Any, precision: str, parts: int) -> list[Launch]:
     steps = p.epilogue.steps
-    constants = {**_shape(p), **_tiling(s, precision), "WEIGHT": s.weight,
+    constants = {**_shape(p), **_tiling(s, precision), **_weight(p, s, "c"),
                  "BIAS": "bias" in steps, "RESIDUAL": "residual" in steps,
                  "RELU": "relu" in steps, "POOL": "pool2" in steps}
     rows = p.n * p.out_h * p.out_w * p.epilogue.pool ** 2
@@ -60,7 +73,7 @@ def _forward(p: Problem, s: Any, precision: str, parts: int) -> list[Launch]:
 
 def _backward_data(p: Problem, s: Any, precision: str, parts: int) -> list[Launch]:
     (high, wide), (down, across) = p.stride, p.dilation
-    constants = {**_shape(p), **_tiling(s, precision), "WEIGHT": s.weight,
+    constants = {**_shape(p), **_tiling(s, precision), **_weight(p, s, "k"),
                  "RSTEP": high // math.gcd(high, down), "SSTEP": wide // math.gcd(wide, across)}
     rows = p.n * math.ceil(p.h / high) * math.ceil(p.w / wide)
     return [Launch(implicit_gemm.backward_data,

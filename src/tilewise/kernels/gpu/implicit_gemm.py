@@ -89,7 +89,8 @@ def forward(x, w, bias, residual, y, N,
             STRIDE_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, DIL_H: tl.constexpr,
             DIL_W: tl.constexpr, GROUPS: tl.constexpr, BIAS: tl.constexpr,
             RESIDUAL: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr,
-            WEIGHT: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
+            W_GROUP: tl.constexpr, W_TAP: tl.constexpr, W_DEPTH: tl.constexpr,
+            W_COLUMN: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SWIZZLE: tl.constexpr):
     """y = x * w, then the epilogue; rows are output pixels, in fours where they are pooled."""
     GC: tl.constexpr = C // GROUPS
@@ -110,11 +111,9 @@ def forward(x, w, bias, residual, y, N,
         ow += m % 2
     n = window // (VW * VH)
     live = m < total
-    acc = walk(x + group * GC, w + group * GK * (GC * R * S if WEIGHT == "krsc" else 1),
-               n * H, oh * STRIDE_H - TOP, ow * STRIDE_W - LEFT, live, column, column < GK,
-               R, S, 0, 0, H, W, C, GC, S, DIL_H, DIL_W, 1, 1,
-               GC if WEIGHT == "krsc" else GC * K, 1 if WEIGHT == "krsc" else K,
-               R * S * GC if WEIGHT == "krsc" else 1, FLAT, PRECISION, BM, BN, BK)
+    acc = walk(x + group * GC, w + group * W_GROUP, n * H, oh * STRIDE_H - TOP,
+               ow * STRIDE_W - LEFT, live, column, column < GK, R, S, 0, 0, H, W, C, GC, S,
+               DIL_H, DIL_W, 1, 1, W_TAP, W_DEPTH, W_COLUMN, FLAT, PRECISION, BM, BN, BK)
     k = group * GK + column
     offsets = (((n * OH + oh) * OW + ow) * K)[:, None] + k[None, :]
     mask = live[:, None] & (column < GK)[None, :]
@@ -146,7 +145,8 @@ def backward_data(dy, w, dx, N,
                   STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, TOP: tl.constexpr,
                   LEFT: tl.constexpr, DIL_H: tl.constexpr, DIL_W: tl.constexpr,
                   RSTEP: tl.constexpr, SSTEP: tl.constexpr, GROUPS: tl.constexpr,
-                  WEIGHT: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
+                  W_GROUP: tl.constexpr, W_TAP: tl.constexpr, W_DEPTH: tl.constexpr,
+                  W_COLUMN: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SWIZZLE: tl.constexpr):
     """dx from dy: the pixels of one residue modulo the stride are reached by the same taps."""
     GC: tl.constexpr = C // GROUPS
@@ -165,12 +165,11 @@ def backward_data(dy, w, dx, N,
     live = (m < total) & (h < H) & (v < W)
     r0, taps_h = first_tap((phase // STRIDE_W + TOP) % STRIDE_H, R, RSTEP, STRIDE_H, DIL_H)
     s0, taps_w = first_tap((phase % STRIDE_W + LEFT) % STRIDE_W, S, SSTEP, STRIDE_W, DIL_W)
-    acc = walk(dy + group * GK, w + group * GK * (GC * R * S if WEIGHT == "krsc" else 1),
-               n * OH, (h + TOP - r0 * DIL_H) // STRIDE_H, (v + LEFT - s0 * DIL_W) // STRIDE_W,
+    acc = walk(dy + group * GK, w + group * W_GROUP, n * OH,
+               (h + TOP - r0 * DIL_H) // STRIDE_H, (v + LEFT - s0 * DIL_W) // STRIDE_W,
                live, column, column < GC, taps_h, taps_w, r0, s0, OH, OW, K, GK, S,
                -(RSTEP * DIL_H // STRIDE_H), -(SSTEP * DIL_W // STRIDE_W), RSTEP, SSTEP,
-               GC if WEIGHT == "krsc" else GC * K, R * S * GC if WEIGHT == "krsc" else 1,
-               1 if WEIGHT == "krsc" else K, FLAT, PRECISION, BM, BN, BK)
+               W_TAP, W_DEPTH, W_COLUMN, FLAT, PRECISION, BM, BN, BK)
     offsets = (((n * H + h) * W + v) * C)[:, None] + (group * GC + column)[None, :]
     tl.store(dx + offsets, acc.to(dx.dtype.element_ty),
              mask=live[:, None] & (column < GC)[None, :])
