@@ -18,6 +18,7 @@ BLOCKS = (32, 64, 96, 128, 192, 256, 384)  # where each pixel is a row of its ow
 ROWS = LOW + BLOCKS
 READ, PACK = 2.0, 6.0  # cycles to read a vector, and to split off and store a part of it
 WRITE = 6.0  # and to read, finish and store a vector of sums
+SIX = 1.4  # six products gain little when all is quiet, and on a busy machine they lose
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 
 
@@ -85,4 +86,5 @@ def cost(p: Problem, t: Target, s: Any) -> float:
     lost = min(1.0, max(0.0, 4 * near / t.l2 - 2))
     far = blocks * (weights + lost * near * k_vectors / s.vectors) / FAR
     cycles = packing + max(groups * product, far) + 0.3 * far + writing
+    cycles *= SIX if s.products == 6 else 1.0
     return seconds(t, cycles, p.image_bytes, blocks * s.k_parts, weights=weights)
