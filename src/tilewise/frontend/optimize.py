@@ -28,7 +28,7 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     Parameters and buffers are shared with the original, and the state_dict is the same. With an
     `example` (a tensor or a tuple of arguments) everything is planned and compiled at once;
     effort="measure" then also times the candidates of every layer, and the whole model beside the
-    original, plain and compiled (which can take minutes), and returns what is fastest.
+    original, which is what is returned where nothing is faster.
 
     With keep_original=False batch norms are folded into their convolutions for good, and the
     result holds nothing else of the original: less memory, but it cannot be trained, has another

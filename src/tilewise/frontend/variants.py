@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from ..planner.measure import interleaved
 from .dynamo import has_compiler, tilewise
@@ -20,7 +20,7 @@ MARGIN = 0.97  # others must beat ours by more than clocks err
 def fastest(original: nn.Module, ours: nn.Module, example: Any) -> nn.Module:
     """Ours, or the way of running the original that is faster than ours on this example."""
     arguments = example if isinstance(example, tuple) else (example,)
-    models = [ours, *(model for make in _others() for model in [make(original)]
+    models = [ours, *(model for make in _others(ours) for model in [make(original)]
                       if _runs(model, arguments))]
     with evaluating(*models):
         times = interleaved([partial(model, *arguments) for model in models], sample=0.03,
@@ -31,11 +31,11 @@ def fastest(original: nn.Module, ours: nn.Module, example: Any) -> nn.Module:
     return ours
 
 
-def _others() -> list[Callable[[nn.Module], nn.Module]]:
-    """Torch in both layouts, and the graph that Dynamo captures, with our convolutions and with
-    torch's: a compiler also gains between convolutions."""
+def _others(ours: nn.Module) -> list[Callable[[nn.Module], nn.Module]]:
+    """Torch in both layouts; where tracing saw only parts, also the graph that Dynamo captures,
+    with our convolutions and with torch's."""
     found = [sharing_copy, lambda model: inside(sharing_copy(model))]
-    if has_compiler():
+    if not isinstance(ours, fx.GraphModule) and has_compiler():
         found += [partial(_compiled, backend=backend) for backend in (tilewise, "inductor")]
     return found
 
