@@ -16,6 +16,7 @@ import argparse
 import copy
 import os
 import sys
+from functools import partial
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 os.environ.setdefault("TORCHINDUCTOR_FREEZING", "1")
@@ -74,9 +75,9 @@ def contenders(model, x, args):
     if not args.no_compile:
         compiled = torch.compile(copy.deepcopy(last))
         runs["compiled"] = lambda: compiled(x_last)
-    ours = tilewise.optimize(model, x, effort=args.effort)
     for precision in args.precision:
-        runs[f"tilewise {precision}"] = at(precision, lambda: ours(x))
+        ours = at(precision, lambda: tilewise.optimize(model, x, effort=args.effort))()
+        runs[f"tilewise {precision}"] = at(precision, partial(ours, x))
     return runs, ours
 
 

@@ -1,18 +1,20 @@
-"""Hashes of the IR that default schedules give on the rows without a matrix unit.
+"""Hashes of the IR that some schedules give on the rows without a matrix unit.
 
     PYTHONPATH=src python tests/generated_code.py > tests/generated_code.json
 
-records them; a change that is meant to alter generated code records anew and says so.
+records the default schedules and their hashes; a change that is meant to alter generated code
+records anew and says so. Schedules are recorded too, so that other estimates change nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from tilewise.algorithms import ALGORITHMS
-from tilewise.core import Problem, Target
+from tilewise.core import Algorithm, Problem, Schedule, Target
 from tilewise.planner.planner import inner_problem
 
 ROWS = ("avx512", "avx2", "generic")
@@ -27,25 +29,32 @@ PROBLEMS = tuple(map(Problem.parse, (
 )))
 
 
-def hashes(rows: tuple[str, ...] = ROWS, name: str | None = None) -> dict[str, str]:
-    """The IR of every default kernel, by algorithm, problem and row (or by `name` for the row)."""
-    found = {}
+def kernels(rows: tuple[str, ...] = ROWS) -> Iterator[tuple[Algorithm, Problem, Target]]:
     for row in rows:
         target = Target("cpu", row, 2, l1=48 << 10, l2=2 << 20, l3=32 << 20)
         for p in PROBLEMS:
             for algorithm in ALGORITHMS:
                 inner = inner_problem(algorithm, p)
                 if algorithm.takes == "addresses" and not algorithm.reject(inner, target):
-                    text = str(_module(algorithm, inner, target).ir)
-                    key = f"{algorithm.name} {inner} {name or row}"
-                    found[key] = hashlib.sha256(text.encode()).hexdigest()[:16]
+                    yield algorithm, inner, target
+
+
+def name_of(algorithm: Algorithm, p: Problem, t: Target) -> str:
+    return f"{algorithm.name} {p} {t.isa}"
+
+
+def hash_of(algorithm: Any, p: Problem, t: Target, s: Schedule) -> str:
+    module = algorithm._module(s).make(algorithm.seen_by_kernel(p), s, t.row)
+    return hashlib.sha256(str(module.ir).encode()).hexdigest()[:16]
+
+
+def record() -> dict[str, Any]:
+    found = {}
+    for kernel in kernels():
+        s = kernel[0].default(*kernel[1:])
+        found[name_of(*kernel)] = {"schedule": dict(s), "hash": hash_of(*kernel, s)}
     return found
 
 
-def _module(algorithm: Any, p: Problem, t: Target) -> Any:
-    s = algorithm.default(p, t)
-    return algorithm._module(s).make(algorithm.seen_by_kernel(p), s, t.row)
-
-
 if __name__ == "__main__":
-    print(json.dumps(hashes(), indent=1))
+    print(json.dumps(record(), indent=1))

@@ -25,8 +25,7 @@ def test_the_pictures_are_those_of_the_script(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import make_filter_pictures
 
-    monkeypatch.setattr(make_filter_pictures, "PICTURES", tmp_path)
-    make_filter_pictures.main()
+    make_filter_pictures.main(tmp_path)
     made = sorted(path.name for path in tmp_path.iterdir())
     assert len(made) == 4
     for name in made:

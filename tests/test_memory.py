@@ -357,4 +357,4 @@ def test_memory_levels_off(tmp_path: Path) -> None:
     assert found["most_kept"] > 0
     first, last = max(found["resident"][:100]), max(found["resident"][-50:])
     print(f"resident after 100 shapes {first:.0f} MB, after 300 {last:.0f} MB")
-    assert last - first < 12  # 60 KB a shape; outputs alone are 150 MB
+    assert last - first < 20  # 100 KB a shape; outputs alone are 150 MB

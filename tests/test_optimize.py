@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import nn
 from torch.nn import functional as F
 
@@ -275,7 +276,8 @@ def test_the_fastest_way_to_run_a_model_is_returned(winner, monkeypatch):
         pytest.skip("no C++ compiler on this machine")
     monkeypatch.setattr(variants, "interleaved", timed)
     model, x = settled(Staged()), torch.randn(2, 3, 12, 12)
-    fast = tilewise.optimize(model, x, effort="measure")
+    with torch._inductor.config.patch(freezing=True):
+        fast = tilewise.optimize(model, x, effort="measure")
     tilewise.wisdom.forget()
     assert bool(blocks(fast)) == (winner == 0)
     assert (fast._compiled_call_impl is not None) == (winner > 2)
@@ -285,6 +287,27 @@ def test_the_fastest_way_to_run_a_model_is_returned(winner, monkeypatch):
         for twin in (fast, copy.deepcopy(fast)):
             assert error(twin(x)["image"], expected["image"].double()) < 1e-5
             assert twin(x)["image"].is_contiguous()
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+        changed = model(x)["image"]
+        assert error(fast(x)["image"], changed.double()) < 1e-5, "it follows the weights"
+
+
+def test_what_races_keeps_the_bound(monkeypatch):
+    seen = []
+    monkeypatch.setattr(variants, "_compiled", lambda model, backend: seen.append(backend))
+    monkeypatch.setattr(variants, "has_compiler", lambda: True)
+    monkeypatch.setattr(variants, "_runs", lambda model, arguments: model is not None)
+    model, x = settled(Staged()), torch.randn(2, 3, 12, 12)
+    for max_error in (None, 1e-6):
+        tilewise.optimize(model, x, effort="measure", max_error=max_error)
+    tilewise.wisdom.forget()
+    assert seen == ["inductor", dynamo.tilewise, "inductor"]
+
+
+def test_wisdom_only_reads_no_clock(monkeypatch):
+    monkeypatch.setattr("tilewise.frontend.optimize.fastest", None)
+    tilewise.optimize(settled(Staged()), torch.randn(2, 3, 12, 12), effort="wisdom_only")
 
 
 @pytest.mark.parametrize("act", [nn.ReLU6(), nn.Hardtanh(0.0, 6.0), nn.Hardtanh(0.0, 5.0)], ids=str)
@@ -396,7 +419,7 @@ def test_measuring_needs_an_example():
 def test_measured_plans_are_used(monkeypatch):
     model = lenet_a().eval()
     # whoever wins the race of whole models here
-    monkeypatch.setattr("tilewise.frontend.optimize.fastest", lambda original, ours, example: ours)
+    monkeypatch.setattr("tilewise.frontend.optimize.fastest", lambda original, ours, *_: ours)
     x = image(model)
     tilewise.wisdom.forget()
     fast = tilewise.optimize(model, x, effort="measure")

@@ -56,8 +56,8 @@ def test_saved_and_loaded_again(tmp_path):
 
 def test_a_remembered_plan_is_used():
     cheapest = planner(Wisdom(VERSIONS)).plan(PROBLEM, TARGET)
-    assert cheapest.algorithm != "cpu_direct"
     found = planner(wise()).plan(PROBLEM, TARGET)
+    assert (cheapest.source, cheapest.schedule == found.schedule) == ("estimate", False)
     assert (found.algorithm, found.source, found.seconds) == ("cpu_direct", "wisdom", 1.0)
 
 

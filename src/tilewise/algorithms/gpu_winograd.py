@@ -39,6 +39,8 @@ class GpuWinograd(GpuAlgorithm):
             found.append(f"filter is {p.r}x{p.s}, needs {TAPS}x{TAPS}")
         elif not found and _elements(p.with_(n=1), min(sizes(p))) >= MOST_ELEMENTS:
             found.append("one transformed image has 2**31 elements or more, needs fewer")
+        elif not found and (max(sizes(p)) + TAPS - 1) ** 2 * p.c * p.k >= MOST_ELEMENTS:
+            found.append("the transformed weight has 2**31 elements or more, needs fewer")
         return found
 
     def error(self, p: Problem, t: Target, s: Any) -> float:

@@ -21,14 +21,15 @@ from .patterns import CONV2D, F_BATCH_NORM, Chain, arguments, padded_by
 NORM = ("running_mean", "running_var", "weight", "bias", "eps")
 
 
-def tilewise(model: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The backend: registered under the name "tilewise"."""
+def tilewise(model: fx.GraphModule, example_inputs: Sequence[Any], *,
+             options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """The backend: registered under the name "tilewise"; `options` are Inductor's."""
     rewrite(model)
     if not has_compiler():
         return model.forward
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(model, example_inputs)
+    return compile_fx(model, example_inputs, config_patches=options)
 
 
 def has_compiler() -> bool:

@@ -19,6 +19,8 @@ from .patterns import Chain, module_of
 from .tuning import BLOCKS, observe, tune
 from .variants import fastest, sharing_copy
 
+MEASURING = ("measure", "exhaustive")  # efforts that may read a clock
+
 
 def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
              max_error: float | None = None, keep_original: bool = True,
@@ -60,10 +62,10 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     if graph is None:
         result = _channels_last_if_it_can(result, example)
     tune(result, example, effort, max_error, tell)
-    if effort == "estimate" or not keep_original:
+    if effort not in MEASURING or not keep_original:
         return result
     tell("timing the whole model", 0, 1)
-    return fastest(model, result, example)
+    return fastest(model, result, example, max_error)
 
 
 def _check_release(model: nn.Module, graph: fx.Graph | None) -> None:
