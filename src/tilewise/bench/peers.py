@@ -1,4 +1,4 @@
-"""Other engines: how each is started so that it does its best in float32."""
+"""Other engines: how each is started so that it does its best, in float32 unless it is named."""
 
 from __future__ import annotations
 
@@ -53,12 +53,22 @@ def check(name: str) -> None:
 
 
 def _openvino(graph: Graph, x: Tensor, threads: int, directory: Path) -> Contender:
+    return _openvino_with("openvino", {"INFERENCE_PRECISION_HINT": "f32"}, graph, x, threads,
+                          directory)
+
+
+def _openvino_default(graph: Graph, x: Tensor, threads: int, directory: Path) -> Contender:
+    """In the precision that it takes by itself: bfloat16, where the processor has it."""
+    return _openvino_with("openvino_default", {}, graph, x, threads, directory)
+
+
+def _openvino_with(name: str, hints: dict[str, str], graph: Graph, x: Tensor, threads: int,
+                   directory: Path) -> Contender:
     import openvino
 
     model = openvino.Core().compile_model(
         str(write_onnx(graph, directory / "model.onnx")), "CPU",
-        {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
-         "INFERENCE_PRECISION_HINT": "f32"})  # else bfloat16, where the processor has it
+        {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", **hints})
     request, images = model.create_infer_request(), x.numpy()
     request.set_input_tensor(0, openvino.Tensor(images, shared_memory=True))
 
@@ -66,7 +76,7 @@ def _openvino(graph: Graph, x: Tensor, threads: int, directory: Path) -> Contend
         request.infer()
         return request.get_output_tensor(0).data
 
-    return Contender("openvino", "openvino", run, lambda y: torch.from_numpy(y.copy()), images)
+    return Contender(name, name, run, lambda y: torch.from_numpy(y.copy()), images)
 
 
 def _onnxruntime(graph: Graph, x: Tensor, threads: int, directory: Path) -> Contender:
@@ -145,6 +155,7 @@ def _mnn(graph: Graph, x: Tensor, threads: int, directory: Path) -> Contender:
 # what must be importable, and what starts it
 PEERS: dict[str, tuple[tuple[str, ...], Start]] = {
     "openvino": (("openvino", "onnx"), _openvino),
+    "openvino_default": (("openvino", "onnx"), _openvino_default),
     "onnxruntime": (("onnxruntime", "onnx"), _onnxruntime),
     "ncnn": (("ncnn",), _ncnn),
     "mnn": (("MNN", "onnx"), _mnn),

@@ -29,12 +29,14 @@ def start_remote(name: str, interpreter: str, graph: Graph, x: Tensor, threads: 
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     except OSError as error:
         raise TilewiseError(f"cannot start {interpreter}: {error}") from error
-    worker = _Worker(name, process)
+    worker = Worker(name, process)
     worker.ask("ready")
     return Contender(name, name, lambda: worker.ask("run"), lambda _: worker.result(directory))
 
 
-class _Worker:
+class Worker:
+    """A process that answers every line with one, "done"."""
+
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self.name, self.process = name, process
         weakref.finalize(self, process.kill)
