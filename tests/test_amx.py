@@ -37,7 +37,8 @@ FLOOR = 150  # problems of each algorithm and number of products
 CHUNKS = 2
 DEEP_ONES = (("cpu_winograd", "n2c1100h5w6k40r3s3p1_f32_forward+bias"),
              ("cpu_direct", "n1c600h4w5k40r3s3p1_f32_forward+relu"),
-             ("cpu_pointwise", "n3c1100h3w5k70r1s1_f32_forward"),
+             ("cpu_pointwise", "n8c1100h9w9k70r1s1_f32_forward"),
+             ("cpu_pointwise", "n3c1100h1w1k70r1s1_f32_forward+bias+relu"),
              ("cpu_winograd", "n2c40h9w10k70r3s3p1_f32_backward_data"),
              ("cpu_direct", "n2c40h9w10k70r3s5p1_f32_backward_data"),
              ("cpu_pointwise", "n2c40h9w10k70r1s1_f32_backward_data"))
@@ -181,6 +182,19 @@ def test_deep_problems_and_gradients_of_inputs() -> None:
     outcome = in_process("test_amx:run_deep")
     assert outcome["failures"] == []
     assert len(outcome["ran"]) == len(DEEP_ONES) * len(PRODUCTS)
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("cpu_pointwise", "n1c2048h9w9k64r1s1_f32_forward"),
+    ("cpu_direct", "n1c2048h9w9k64r3s3p1_f32_forward"),
+    ("cpu_winograd", "n1c2048h9w9k64r3s3p1_f32_forward")])
+def test_passes_share_their_code(name: str, text: str) -> None:
+    target, a, p = Target("cpu", "amx", 2), GENERATED[name], Problem.parse(text)
+    for s in _starts(name, p, target):
+        if s["products"]:
+            lines = str(a._module(s).make(a._seen(p, s), s, target.row).ir).splitlines()
+            made = [line for line in lines if line.startswith("define") and "product_" in line]
+            assert 2 <= len(made) <= 3
 
 
 # what a precision admits

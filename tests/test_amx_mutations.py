@@ -12,7 +12,7 @@ from faults import changed, replaced
 from test_amx import needs_amx
 from test_mutations import PADDED, Mutation, check, next_bias, whole_vectors
 
-from tilewise.kernels.cpu import amx, direct_amx, geometry, parts, winograd_amx
+from tilewise.kernels.cpu import amx, direct_amx, geometry, parts, tiling, winograd_amx
 from tilewise.kernels.cpu.emit import Function
 from tilewise.kernels.cpu.microkernel import LINE
 
@@ -20,6 +20,7 @@ __all__ = ["check"]  # called by faults
 STRIDED = "n2c37h9w19k21r3s3u2p1_f32_forward"
 BARE = "n2c37h5w7k21r1s1_f32_forward+bias"
 LONG = "n1c600h3w5k21r3s3p1_f32_forward"  # the depth takes two passes
+MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
 SPLIT, PACK = parts.split, parts.pack_columns
 
 
@@ -83,8 +84,11 @@ MUTATIONS = {
     "the second pass forgets the first": Mutation(
         always(winograd_amx, fresh=True), "cpu_winograd", LONG, {"products": 3}),
     "the second pass over pixels forgets the first": Mutation(
-        always(direct_amx, fresh=True), "cpu_pointwise", "n1c600h3w5k21r1s1_f32_forward",
-        {"products": 3}),
+        always(direct_amx, fresh=True), "cpu_pointwise", MANY,
+        {"products": 3, "block_rows": 64}),
+    "a pass reads the weights of the one before": Mutation(
+        changed(tiling.Partition, "start", lambda start: start - 1), "cpu_pointwise", MANY,
+        {"products": 3, "block_rows": 64}),
     "pixels of the next image are left out": Mutation(
         changed(direct_amx.Geometry, "tasks", lambda tasks: tasks - 1), "cpu_pointwise", BARE,
         {"products": 1}),

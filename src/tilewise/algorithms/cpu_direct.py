@@ -47,7 +47,7 @@ class CpuDirect(CpuAlgorithm):
         rows, cols = sorted({h for h, _ in TILES}), sorted({w for _, w in TILES})
         blocks: tuple[int, ...] = ROWS
         if t.row.matrix:
-            cols, blocks = [*cols, matrix_direct.PIXELS], matrix_direct.ROWS
+            cols, blocks = sorted({*cols, *matrix_direct.PIXELS}), matrix_direct.ROWS
         return Space(legal, tile_h=tuple(rows), tile_w=tuple(cols), vectors=(1, 2, 3, 4),
                      unroll=(1, 2, 4, 8), block_rows=blocks, block_cols=(1, 4, 16, 64, 1024),
                      split=(1, 2, 4, 8), k_parts=(1, 2, 4, 8), streaming=(False, True),

@@ -49,7 +49,7 @@ class CpuPointwise(CpuAlgorithm):
         widths: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 14, 24, 28)
         rows: tuple[int, ...] = (1,)
         if t.row.matrix:
-            widths, rows = (*widths, matrix_direct.PIXELS), matrix_direct.ROWS
+            widths, rows = (*widths, *matrix_direct.PIXELS), matrix_direct.ROWS
         return Space(legal, tile_h=(1,), tile_w=widths, vectors=(1, 2, 3, 4),
                      unroll=(1, 2, 4, 8), block_rows=rows, block_cols=(1, 2, 4, 8, 16, 32),
                      split=(1,), k_parts=(1, 2, 4, 8), streaming=(False, True),

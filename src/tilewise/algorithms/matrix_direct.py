@@ -12,10 +12,10 @@ from ..core.schedule import Schedule
 from ..core.target import Target
 from .common import MATRIX_DEPTH, MATRIX_PARTS, MATRIX_SIDE, is_pixelwise, streams
 
-PIXELS = 2 * MATRIX_SIDE  # that are multiplied together
+PIXELS = (MATRIX_SIDE, 2 * MATRIX_SIDE)  # that are multiplied together
 LOW = (1, 2, 4, 7, 8, 14, 16, 28, 56)
-BLOCKS = (32, 64, 96, 128, 192, 256, 384)  # where each pixel is a row of its own
-ROWS = LOW + BLOCKS
+BLOCKS = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384)  # where each pixel is a row of its own
+ROWS = tuple(sorted({*LOW, *BLOCKS}))
 READ, PACK = 2.0, 6.0  # cycles to read a vector, and to split off and store a part of it
 WRITE = 6.0  # and to read, finish and store a vector of sums
 SIX = 1.4  # six products gain little when all is quiet, and on a busy machine they lose
@@ -28,9 +28,9 @@ def possible(p: Problem, t: Target) -> bool:
 
 def legal(p: Problem, t: Target, s: Any) -> bool:
     """Whether a schedule with products is one of them."""
-    return (possible(p, t) and (s.tile_h, s.tile_w, s.unroll, s.block_cols, s.split)
-            == (1, PIXELS, 1, 1, 1) and s.vectors <= 2 and (s.vectors - 1) * t.lanes < p.k
-            and s.block_rows in _heights(p)
+    return (possible(p, t) and (s.tile_h, s.unroll, s.block_cols, s.split) == (1, 1, 1, 1)
+            and s.vectors <= 2 and (s.vectors - 1) * t.lanes < p.k
+            and s.block_rows in _heights(p) and s.tile_w in PIXELS
             and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
             and not (s.streaming and p.k % t.lanes))
 
@@ -40,6 +40,19 @@ def _heights(p: Problem) -> tuple[int, ...]:
     if is_pixelwise(p):
         return BLOCKS
     return tuple(rows for rows in LOW if rows == 1 or rows // 2 < p.conv_h)
+
+
+def _likely_heights(p: Problem) -> tuple[int, ...]:
+    """Without those that leave half of the unit idle, unless no more pixels are there."""
+    if not is_pixelwise(p):
+        return _heights(p)
+    return tuple(rows for rows in BLOCKS if rows >= PIXELS[1] or rows >= p.n * p.h * p.w)
+
+
+def _together(p: Problem, rows: int) -> int:
+    """Pixels of one multiply: half of what the unit takes, where a task has no more."""
+    pitch = 1 if is_pixelwise(p) else p.conv_w + (p.span_w - 1) // p.stride[1]
+    return PIXELS[rows * pitch > PIXELS[0]]
 
 
 def defaults(p: Problem, t: Target) -> tuple[Schedule, ...]:
@@ -55,10 +68,10 @@ def _default(p: Problem, t: Target, products: int) -> Schedule:
     """The cheapest height of a block by the cost model; the same for every number of threads."""
     vectors = min(2, math.ceil(p.k / t.lanes))
     blocks, wide = math.ceil(p.k / (t.lanes * vectors)), t.with_(threads=4)
-    found = [Schedule(tile_h=1, tile_w=PIXELS, vectors=vectors, unroll=1, block_rows=rows,
-                      block_cols=1, split=1, k_parts=parts,
+    found = [Schedule(tile_h=1, tile_w=_together(p, rows), vectors=vectors, unroll=1,
+                      block_rows=rows, block_cols=1, split=1, k_parts=parts,
                       streaming=streams(p, t) and p.k % t.lanes == 0, products=products)
-             for rows in _heights(p)
+             for rows in _likely_heights(p)
              for parts in (1, 2, 4, 8) if parts <= blocks]
     return min(found, key=lambda s: cost(p, wide, s))
 
@@ -76,9 +89,10 @@ def cost(p: Problem, t: Target, s: Any) -> float:
     blocks, k_vectors = p.n * row_blocks, math.ceil(p.k / t.lanes)
     lines = phases * (rows + below) * pitch * chunks
     packing = blocks * s.k_parts * lines * 2 * (READ + PACK * parts)
-    groups = blocks * math.ceil(rows * pitch / PIXELS)
+    groups = blocks * math.ceil(rows * pitch / s.tile_w)
     steps = chunks * p.r * p.s
-    product = matrix_cycles(2, s.vectors, steps, s.products) * k_vectors / s.vectors
+    product = (matrix_cycles(s.tile_w // MATRIX_SIDE, s.vectors, steps, s.products)
+               * k_vectors / s.vectors)
     writing = blocks * rows * p.conv_w * k_vectors * WRITE
     near = 64.0 * parts * lines
     weights = 2.0 * parts * steps * MATRIX_DEPTH * k_vectors * t.lanes

@@ -23,12 +23,13 @@ from .epilogue import finish
 from .geometry import BlocksOfK
 from .microkernel import LINE, Walk
 from .parts import PARTS, pack_columns, split
+from .passes import Kind, Passes
 from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .tiling import ceil_div
 
-GROUP = 2 * SIDE  # pixels of one multiply
 PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
 AHEAD = 1024  # floats of the input that are asked for before they are packed
+SOON = 4096  # and of weights before they are multiplied, where each is used once
 
 
 class Geometry(BlocksOfK):
@@ -73,31 +74,37 @@ class Geometry(BlocksOfK):
 
     @cached_property
     def plane(self) -> int:
-        """Floats of one part of a phase; an odd number of lines, so that they do not collide."""
-        outputs = ceil_div(self.s.block_rows * self.pitch, GROUP) * GROUP
-        lines = outputs + self.below * self.pitch + (self.p.span_w - 1) // self.p.stride[1]
-        return LINE * (lines | 1)
+        """Floats of one part of a phase; an odd number of lines, so that they do not collide.
+
+        The last multiply of a plane reads rows of what follows it: sums that nobody stores.
+        """
+        rows = self.s.block_rows + self.below
+        return LINE * (rows * self.pitch + (self.p.span_w - 1) // self.p.stride[1] | 1)
 
     @cached_property
     def chunk_floats(self) -> int:
         return len(self.phases) * self.parts * self.plane
 
     @cached_property
-    def groups(self) -> int:
-        """Multiplies over the pixels of a whole task."""
-        return ceil_div(self.s.block_rows * self.pitch, GROUP)
+    def group(self) -> int:
+        """Pixels of one multiply."""
+        return self.s.tile_w
 
     @cached_property
-    def passes(self) -> list[tuple[int, int]]:
-        """Chunks start..stop of each pass over the pixels."""
-        most = max(1, PANEL // (4 * self.panel_floats(self.block_k) // self.chunks))
-        count = ceil_div(self.chunks, most)
-        return [(i * self.chunks // count, (i + 1) * self.chunks // count) for i in range(count)]
+    def groups(self) -> int:
+        """Multiplies over the pixels of a whole task."""
+        return ceil_div(self.s.block_rows * self.pitch, self.group)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """Over the pixels; weights that are used once need not stay near."""
+        chunk = 4 * self.panel_floats(self.block_k) // self.chunks
+        return Passes(self.chunks, self.chunks if self.groups == 1 else max(1, PANEL // chunk))
 
     @cached_property
     def sums_floats(self) -> int:
         """Sums of one block of output channels: of one group, or of all where they wait."""
-        return GROUP * self.block_k * (1 if len(self.passes) == 1 else self.groups)
+        return self.group * self.block_k * (1 if self.passes.count == 1 else self.groups)
 
     @cached_property
     def lines_ahead(self) -> int:
@@ -234,22 +241,24 @@ class _Direct:
 
     # multiplying
 
-    def _product(self, end: bool) -> list[Function]:
-        """For each pass: a group of pixels times its chunks of a panel."""
-        return [self._one_pass(end, number, *span) for number, span in enumerate(self.g.passes)]
+    def _product(self, end: bool) -> dict[Kind, Function]:
+        """For each kind of pass: a group of pixels times so many chunks of a panel."""
+        return {kind: self._one_pass(end, *kind) for kind in self.g.passes.kinds}
 
-    def _one_pass(self, end: bool, number: int, start: int, stop: int) -> Function:
+    def _one_pass(self, end: bool, first: bool, length: int) -> Function:
         g, columns, taps = self.g, self.g.vectors(end), len(self.g.taps)
-        left = Side((0, SIDE * LINE), g.plane, passing=taps == 1)
-        right = Side(tuple(j * TILE for j in range(columns)), columns * TILE)
-        out = Side((0, SIDE * columns * SIDE), SIDE, 4 * columns * SIDE)
+        rows = range(g.group // SIDE)
+        left = Side(tuple(i * SIDE * LINE for i in rows), g.plane,
+                    passing=taps == 1 and g.groups > 1)
+        right = Side(tuple(j * TILE for j in range(columns)), columns * TILE,
+                     passing=g.groups == 1)
+        out = Side(tuple(i * SIDE * columns * SIDE for i in rows), SIDE, 4 * columns * SIDE)
         step = g.parts * columns * TILE
-        walk = Walk(((stop - start, g.chunk_floats, taps * step),))
-        with self.m.function(f"product{number}{'_end' if end else ''}", a="pointer", b="pointer",
-                             c="pointer", ahead="pointer") as f:
-            multiply(f, f.a + start * g.chunk_floats, f.b + start * taps * step, f.c, left, right,
-                     out, walk, self.s.products, number == 0, (f.ahead, g.lines_ahead),
-                     [(at, tap * step) for at, tap in g.starts])
+        walk = Walk(((length, g.chunk_floats, taps * step),))
+        name = f"product_{'first' if first else 'next'}{length}{'_end' if end else ''}"
+        with self.m.function(name, a="pointer", b="pointer", c="pointer", ahead="pointer") as f:
+            multiply(f, f.a, f.b, f.c, left, right, out, walk, self.s.products, first,
+                     (f.ahead, g.lines_ahead), [(at, tap * step) for at, tap in g.starts])
         return f
 
     def _write(self, end: bool) -> Function:
@@ -309,16 +318,18 @@ class _Direct:
         g = self.g
         k, sums, pixels = block * g.block_k, a + g.chunks * g.chunk_floats, rows * g.pitch
         weight = f.frame.load_pointer(WEIGHT) + block * g.panel_floats(g.block_k)
-        width, one_pass = g.vectors(end) * g.lanes, len(g.passes) == 1
+        width = g.vectors(end) * g.lanes
         chunk = g.panel_floats(width) // g.chunks
-        for product, (start, stop) in zip(self.products[end], g.passes, strict=True):
-            share = (stop - start) * len(g.taps) * g.lines_ahead * LINE
-            with f.loop(pixels, step=GROUP) as pixel:
-                here = sums if one_pass else sums + pixel.i * width
-                ahead = weight + stop * chunk + pixel.i // GROUP * share
-                f.call(product, a + pixel.i * LINE, weight, here, ahead)
-                if stop == g.chunks:
-                    f.call(self.writes[end], here, f.frame.load_pointer(BIAS) + k,
+        fetched = len(g.taps) * g.lines_ahead * LINE  # by one group in one chunk
+        for one in g.passes.each(f):
+            here, b = a + one.start * g.chunk_floats, weight + one.start * chunk
+            ahead = b + (SOON if g.groups == 1 else one.length * chunk)
+            with f.loop(pixels, step=g.group) as pixel:
+                c = sums if g.passes.count == 1 else sums + pixel.i * width
+                f.call(self.products[end][one.kind], here + pixel.i * LINE, b, c,
+                       ahead + pixel.i // g.group * (one.length * fetched))
+                if one.last:
+                    f.call(self.writes[end], c, f.frame.load_pointer(BIAS) + k,
                            f.frame.load_pointer(RESIDUAL) + (at + k),
                            f.frame.load_pointer(Y) + (at + k), pixel.i,
-                           (pixels - pixel.i).minimum(GROUP))
+                           (pixels - pixel.i).minimum(g.group))

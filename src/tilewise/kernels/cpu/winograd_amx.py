@@ -18,6 +18,7 @@ from .amx import DEPTH, SIDE, TILE, Side, multiply
 from .emit import Function, Index, Module, Pointer, Vector
 from .microkernel import LINE, Walk
 from .parts import PARTS, pack_columns, split
+from .passes import Passes
 from .tiling import ceil_div
 from .winograd_geometry import APART
 
@@ -61,11 +62,9 @@ class Geometry(winograd_geometry.Geometry):
         return pack_columns(panels, self.parts)
 
     @cached_property
-    def passes(self) -> list[tuple[int, int]]:
-        """Steps start..stop of each pass over the tiles."""
-        most = max(1, PANEL // (4 * self.step_floats * self.s.vectors))
-        count = ceil_div(self.steps, most)
-        return [(i * self.steps // count, (i + 1) * self.steps // count) for i in range(count)]
+    def passes(self) -> Passes:
+        """Over the tiles."""
+        return Passes(self.steps, max(1, PANEL // (4 * self.step_floats * self.s.vectors)))
 
     @cached_property
     def lines_ahead(self) -> int:
@@ -97,31 +96,34 @@ class _OnTiles(winograd.Winograd):
         return (tile // SIDE) * self.g.v_rows + (tile % SIDE) * LINE
 
     def _product(self, end: bool) -> Any:
-        """For each pass: a group of tiles times its steps of a panel."""
-        return [self._one_pass(end, number, *span) for number, span in enumerate(self.g.passes)]
+        """For each kind of pass: a group of tiles times so many steps of a panel."""
+        return {kind: self._one_pass(end, *kind) for kind in self.g.passes.kinds}
 
-    def _one_pass(self, end: bool, number: int, start: int, stop: int) -> Function:
+    def _one_pass(self, end: bool, first: bool, length: int) -> Function:
         g, columns = self.g, self.g.vectors(end)
         rows = range(self.s.rows // SIDE)
         left = Side(tuple(i * g.v_rows for i in rows), TILE)
         right = Side(tuple(j * TILE for j in range(columns)), columns * TILE)
         out = Side(tuple(i * SIDE * columns * SIDE for i in rows), SIDE, 4 * columns * SIDE)
-        walk = Walk(((stop - start, g.step_floats, columns * g.step_floats),))
-        with self.m.function(f"product{number}{'_end' if end else ''}", v="pointer", u="pointer",
-                             m="pointer", ahead="pointer") as f:
-            multiply(f, f.v + start * g.step_floats, f.u + start * columns * g.step_floats, f.m,
-                     left, right, out, walk, self.s.products, number == 0,
+        walk = Walk(((length, g.step_floats, columns * g.step_floats),))
+        name = f"product_{'first' if first else 'next'}{length}{'_end' if end else ''}"
+        with self.m.function(name, v="pointer", u="pointer", m="pointer", ahead="pointer") as f:
+            multiply(f, f.v, f.u, f.m, left, right, out, walk, self.s.products, first,
                      (f.ahead, g.lines_ahead))
         return f
 
     def _multiply(self, f: Function, scratch: Pointer, u: Pointer, m: Pointer, position: Index,
                   groups: Index, end: bool) -> None:
-        g = self.g
-        width = g.vectors(end) * g.lanes
-        v, ahead = scratch + position * g.v_position, u + g.panel
-        for product, (start, stop) in zip(self.products[end], g.passes, strict=True):
-            share = (stop - start) * g.lines_ahead * LINE
+        g, columns = self.g, self.g.vectors(end)
+        width = columns * g.lanes
+        v, step = scratch + position * g.v_position, columns * g.step_floats
+        fetched = g.lines_ahead * LINE  # of the next panel, by one group in one step
+        products: Any = self.products[end]
+        for one in g.passes.each(f):
+            here, ahead = v + one.start * g.step_floats, u + g.panel
+            ahead = ahead + one.start * (self.s.groups * fetched)
             with f.loop(groups) as group:
-                f.call(product, v + group.i * (self.s.rows // SIDE * g.v_rows), u,
-                       m + group.i * (self.s.rows * width), ahead + group.i * share)
-            ahead = ahead + self.s.groups * share
+                f.call(products[one.kind], here + group.i * (self.s.rows // SIDE * g.v_rows),
+                       u + one.start * step,
+                       m + group.i * (self.s.rows * width),
+                       ahead + group.i * (one.length * fetched))
