@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional as F
 
-from .ops import conv2d, conv2d_norm, output_shape, then, wants_gradient
+from .ops import conv2d, conv2d_norm, output_shape, then
 from .patterns import CONV2D, F_BATCH_NORM, Chain, arguments, padded_by
 
 NORM = ("running_mean", "running_var", "weight", "bias", "eps")
@@ -69,11 +68,6 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     """A convolution and what follows it, as few calls as that allows."""
     activation, pool = tail
     x = x if x.dim() != 4 else x.contiguous(memory_format=torch.channels_last)
-    if norm is not None and wants_gradient(x, weight, bias, residual, *norm):
-        y = conv2d(x, weight, bias, **options)
-        mean, variance, scale, shift, eps = norm
-        y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
-        return then(y if residual is None else y + residual, activation, pool)
     shape = output_shape(x, weight, options["stride"], options["padding"], options["dilation"])
     run = conv2d if norm is None else partial(conv2d_norm, norm=norm)
     if residual is not None and tuple(residual.shape) != shape:

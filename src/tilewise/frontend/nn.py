@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..runtime.weights import fold, folded
-from .ops import conv2d, output_shape
+from ..runtime.weights import Norm, fold
+from .again import Again
+from .ops import call_again, conv2d, conv2d_norm, options_of, output_shape
 
 
 class Conv2d(nn.Conv2d):
@@ -42,36 +44,76 @@ class Block(nn.Module):
         super().__init__()
         self._parts = (conv, norm)  # in a tuple, and so not in the state_dict
         self.activation, self.pool, self.max_error = activation, pool, max_error
+        self._again: Again | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._anew(x, residual)
+        y = self._repeated(x, residual)
+        if y is not None:
+            return y
+        self._again = self._remembered(x, residual)
+        y = self._repeated(x, residual)
+        return self._anew(x, residual) if y is None else y
+
+    def _repeated(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
+        """As the last time, if nothing has changed since."""
         conv, norm = self._parts
-        if norm is not None and (norm.training or _wants_gradient(conv, norm)):
-            return self._step_by_step(norm(self._convolve(x, conv.weight, conv.bias)), residual)
-        weight, bias = conv.weight, conv.bias
-        if norm is not None:
-            weight, bias = folded(weight, bias, norm.running_mean, norm.running_var, norm.weight,
-                                  norm.bias, norm.eps)
+        if self._again is None or self._asked != self._asks():
+            return None
+        weights = conv._parameters  # as attributes they would be searched for
+        weight, bias = weights["weight"], weights["bias"]
+        if norm is None:
+            return self._again((weight,), x, bias, residual)
+        values, statistics = norm._parameters, norm._buffers
+        return self._again((weight, bias, statistics["running_mean"], statistics["running_var"],
+                            values["weight"], values["bias"]), x, None, residual)
+
+    def _asks(self) -> tuple[Any, ...]:
+        """What the modules say now; they may be changed like any other."""
+        conv, norm = self._parts
+        return (conv.stride, conv.padding, conv.dilation, conv.groups,
+                None if norm is None else (norm.training, norm.eps))
+
+    def _remembered(self, x: Tensor, residual: Tensor | None) -> Again | None:
+        conv, norm = self._parts
+        self._asked = self._asks()
+        if (norm is not None and norm.training) or (
+                residual is not None and not _same_shape(conv, x, residual)):
+            return None
+        options = options_of(conv.stride, conv.padding, conv.dilation, conv.groups,
+                             self.activation, self.pool, conv.weight.shape[2:])
+        return call_again(x, conv.weight, conv.bias, residual,
+                          None if norm is None else _values(norm), options, self.max_error)
+
+    def _anew(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        conv, norm = self._parts
+        if norm is not None and norm.training:
+            return self._step_by_step(norm(self._convolve(x)), residual)
         if residual is not None and not _same_shape(conv, x, residual):
-            return self._step_by_step(self._convolve(x, weight, bias), residual)
-        return self._convolve(x, weight, bias, residual=residual, activation=self.activation,
-                              pool=self.pool)
+            return self._step_by_step(self._convolve(x, norm=norm), residual)
+        return self._convolve(x, norm=norm, residual=residual,
+                              activation=self.activation, pool=self.pool)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_again": None}  # neither copied nor saved
 
     def own(self) -> None:
         """Replace the parts by one convolution of its own, the norm folded in for good."""
         conv, norm = self._parts
         weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
         if norm is not None:
-            weight, bias = fold(weight, bias, norm.running_mean, norm.running_var, norm.weight,
-                                norm.bias, norm.eps)
+            weight, bias = fold(weight, bias, *_values(norm))
         mine = copy.deepcopy(conv, {id(t): None for t in conv.parameters()})
         mine.weight = nn.Parameter(weight, requires_grad=False)
         mine.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._parts, self.conv = (mine, None), mine
 
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, **tail: Any) -> Tensor:
+    def _convolve(self, x: Tensor, norm: nn.BatchNorm2d | None = None, **tail: Any) -> Tensor:
         conv = self._parts[0]
-        return conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups,
-                      max_error=self.max_error, **tail)
+        run = conv2d if norm is None else partial(conv2d_norm, norm=_values(norm))
+        return run(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation,
+                   conv.groups, max_error=self.max_error, **tail)
 
     def _step_by_step(self, y: Tensor, residual: Tensor | None) -> Tensor:
         y = y if residual is None else y + residual
@@ -85,9 +127,8 @@ class Block(nn.Module):
         return " + ".join(step for step in steps if step)
 
 
-def _wants_gradient(*modules: nn.Module) -> bool:
-    return torch.is_grad_enabled() and any(
-        parameter.requires_grad for module in modules for parameter in module.parameters())
+def _values(norm: nn.BatchNorm2d) -> Norm:
+    return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
 
 
 def _same_shape(conv: nn.Conv2d, x: Tensor, residual: Tensor) -> bool:

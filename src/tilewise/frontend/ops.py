@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ..algorithms import ALGORITHMS
@@ -16,7 +16,8 @@ from ..core.problem import Epilogue, Problem
 from ..kernels.cpu.masks import pixel_bytes
 from ..runtime.engine import DTYPES, Engine
 from ..runtime.executable import Executable
-from ..runtime.weights import folded, prepared
+from ..runtime.weights import Norm, prepared, prepared_with_norm
+from .again import Again, is_transformed, is_unwatched
 from .devices import target_of
 from .gradients import by_engine, by_torch
 
@@ -46,22 +47,58 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
         return conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups,
                       activation=activation, residual=extra, pool=pool,
                       algorithm=algorithm, max_error=max_error).squeeze(0)
-    _check(x, weight, bias, activation, pool)
-    steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
-    sides = _padding(padding, weight, steps, dilations)
+    _check(x, weight, bias)
+    options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
     if _only_torch_can(x, weight):
-        y = _by_torch(x, weight, bias, steps, sides, dilations, groups)
+        y = _by_torch(x, weight, bias, *options[:4])
         return then(y if residual is None else y + residual, activation, pool)
-    call = (x, weight, bias, residual, steps, sides, dilations, groups)
-    if (activation is None and pool == 1) or not wants_gradient(x, weight, bias, residual):
-        return _OP(*call, activation, pool, algorithm, max_error)
-    tail = _with_gradient(activation, pool)
+    if not wants_gradient(x, weight, bias, residual):
+        run = _conv2d if is_unwatched(x, weight, bias, residual) else _OP
+        return run(x, weight, bias, residual, *options, algorithm, max_error)
+    call, tail = (x, weight, bias, residual, *options[:4]), _with_gradient(activation, pool)
     if tail != (None, 1) and _can_mask(x, weight):
         y = _MASKED(*call, *tail, algorithm, max_error)[0]
     else:
         tail = tail[0], 1
         y = _OP(*call, *tail, algorithm, max_error)
     return then(y, None if tail[0] else activation, 1 if tail[1] == pool else pool)
+
+
+def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
+                padding: Any = 0, dilation: Any = 1, groups: int = 1, *, norm: Norm,
+                activation: str | None = None, residual: Tensor | None = None,
+                pool: int = 1, max_error: float | None = None) -> Tensor:
+    """conv2d with a batch norm in eval mode behind it; norm: mean, variance, weight, bias, eps.
+
+    What the norm is multiplied into is remembered from call to call; where a gradient is asked
+    for, the norm is torch's.
+    """
+    _check(x, weight, bias)
+    if wants_gradient(x, weight, bias, residual, *norm) or _only_torch_can(x, weight):
+        y = conv2d(x, weight, bias, stride, padding, dilation, groups, max_error=max_error)
+        mean, variance, scale, shift, eps = norm
+        y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
+        return then(y if residual is None else y + residual, activation, pool)
+    options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
+    tensors = (weight, bias, *norm[:4], residual)
+    run = _conv2d_norm if is_unwatched(x, *tensors) else _NORM
+    return run(x, weight, bias, *norm, residual, *options, max_error)
+
+
+def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+               norm: Norm | None, options: Options, max_error: float | None) -> Again | None:
+    """The call with all that it needs found; None where each has to be looked at anew."""
+    if (torch.is_grad_enabled() or not is_unwatched(x, weight, bias, residual)
+            or x.dim() != 4 or _only_torch_can(x, weight)):
+        return None
+    _check(x, weight, bias)
+    shift = bias if norm is None else norm[0]  # of the form that the bias will have
+    find: Any = _executable
+    executable = find(x, weight, shift, residual, *options, None, max_error)
+    if norm is None:
+        return Again(ENGINE, executable, prepared(weight, executable), False, x, bias, residual)
+    made = prepared_with_norm(weight, bias, norm, executable)
+    return Again(ENGINE, executable, made, True, x, None, residual)
 
 
 def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
@@ -71,9 +108,7 @@ def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return True
-    return not torch.compiler.is_compiling() and (
-        forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None)
+    return not torch.compiler.is_compiling() and is_transformed()
 
 
 def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int],
@@ -97,24 +132,10 @@ def _can_mask(x: Tensor, weight: Tensor) -> bool:
         is_channels_last(x) or is_channels_last(weight))
 
 
-def wants_gradient(*operands: Tensor | None) -> bool:
+def wants_gradient(*operands: Any) -> bool:
     """Whether autograd will ask for a gradient through these."""
     return torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in operands)
-
-
-def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
-                padding: Any = 0, dilation: Any = 1, groups: int = 1, *, norm: Any,
-                activation: str | None = None, residual: Tensor | None = None,
-                pool: int = 1) -> Tensor:
-    """conv2d with a batch norm in eval mode behind it; norm: mean, variance, weight, bias, eps.
-
-    It has no gradient: what the norm is multiplied into is remembered from call to call.
-    """
-    steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
-    sides = _padding(padding, weight, steps, dilations)
-    return torch.ops.tilewise.conv2d_norm(x, weight, bias, *norm, residual, steps, sides,
-                                          dilations, groups, activation, pool)
 
 
 def then(y: Tensor, activation: str | None, pool: int) -> Tensor:
@@ -122,22 +143,44 @@ def then(y: Tensor, activation: str | None, pool: int) -> Tensor:
     return y if pool == 1 else F.max_pool2d(y, pool)
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
-           pool: int) -> None:
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if x.dim() != 4:
         raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, H, W) or (C, H, W)")
     if weight.dim() != 4:
         raise InvalidProblem(f"weight has shape {tuple(weight.shape)}, needs (K, C/groups, R, S)")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InvalidProblem(f"bias has shape {tuple(bias.shape)}, needs ({weight.shape[0]},)")
+
+
+Options = tuple[Any, ...]  # stride, padding (top, bottom, left, right), dilation, groups, ...
+
+
+def options_of(stride: Any, padding: Any, dilation: Any, groups: int, activation: str | None,
+               pool: int, taps: Sequence[int]) -> Options:
+    """What a convolution is asked for besides its tensors, checked, in full."""
+    if torch.compiler.is_compiling():  # which sees no caches
+        return _options(stride, padding, dilation, groups, activation, pool, taps)
+    try:
+        return _known_options(stride, padding, dilation, groups, activation, pool, taps)
+    except TypeError:  # a list has no hash
+        return _options(stride, padding, dilation, groups, activation, pool, taps)
+
+
+def _options(stride: Any, padding: Any, dilation: Any, groups: int, activation: str | None,
+             pool: int, taps: Sequence[int]) -> Options:
     if activation is not None or pool != 1:
         Epilogue(activation=activation, pool=pool)  # says what is wrong with either
+    steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
+    return (steps, _padding(padding, taps, steps, dilations), dilations, groups, activation, pool)
 
 
-def _pair(value: int | Sequence[int], name: str) -> list[int]:
+_known_options = lru_cache(maxsize=1024)(_options)
+
+
+def _pair(value: int | Sequence[int], name: str) -> tuple[int, ...]:
     if isinstance(value, int):
-        return [value, value]
-    values = list(value) if isinstance(value, Sequence) else [value]  # of numpy, perhaps
+        return (value, value)
+    values = tuple(value) if isinstance(value, Sequence) else (value,)  # of numpy, perhaps
     if len(values) == 1:
         return values * 2
     if len(values) != 2:
@@ -145,27 +188,27 @@ def _pair(value: int | Sequence[int], name: str) -> list[int]:
     return values
 
 
-def _padding(padding: Any, weight: Tensor, stride: list[int],
-             dilation: list[int]) -> list[int]:
+def _padding(padding: Any, taps: Sequence[int], stride: tuple[int, ...],
+             dilation: tuple[int, ...]) -> tuple[int, ...]:
     """As (top, bottom, left, right)."""
     if isinstance(padding, str):
-        return _named_padding(padding, weight, stride, dilation)
+        return _named_padding(padding, taps, stride, dilation)
     if isinstance(padding, Sequence) and len(padding) == 4:
-        return list(padding)
+        return tuple(padding)
     vertical, horizontal = _pair(padding, "padding")
-    return [vertical, vertical, horizontal, horizontal]
+    return (vertical, vertical, horizontal, horizontal)
 
 
-def _named_padding(padding: str, weight: Tensor, stride: list[int],
-                   dilation: list[int]) -> list[int]:
+def _named_padding(padding: str, taps: Sequence[int], stride: tuple[int, ...],
+                   dilation: tuple[int, ...]) -> tuple[int, ...]:
     if padding == "valid":
-        return [0, 0, 0, 0]
+        return (0, 0, 0, 0)
     if padding != "same":
         raise InvalidProblem(f"padding is {padding!r}, needs 'same', 'valid' or numbers")
-    if stride != [1, 1]:
-        raise InvalidProblem(f"padding is 'same' with stride {stride}, needs stride 1")
-    totals = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=True)]
-    return [side for total in totals for side in (total // 2, total - total // 2)]
+    if stride != (1, 1):
+        raise InvalidProblem(f"padding is 'same' with stride {list(stride)}, needs stride 1")
+    totals = [d * (size - 1) for d, size in zip(dilation, taps, strict=True)]
+    return tuple(side for total in totals for side in (total // 2, total - total // 2))
 
 
 def is_channels_last(tensor: Tensor) -> bool:
@@ -221,14 +264,14 @@ def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor
                        pool, mask)
         plan = ENGINE.plan(p, target_of(x), algorithm=algorithm, max_error=max_error)
         executable = ENGINE.executables.put(key, ENGINE.build(plan))
-    ENGINE.tell(executable.plan)
     return executable
 
 
 def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
             *options: Any) -> Tensor:
     executable = _executable(x, weight, bias, residual, *options)
-    return executable(x, prepared(weight, executable), bias, residual)
+    ENGINE.tell(executable.plan)
+    return executable(x, prepared(weight, executable).value, bias, residual)
 
 
 def _conv2d_masked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
@@ -236,7 +279,8 @@ def _conv2d_masked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
     """The result, and which values before ReLU and pooling a gradient passes."""
     find: Any = _executable
     executable = find(x, weight, bias, residual, *options, mask=True)
-    y, mask = executable.masked(x, prepared(weight, executable), bias, residual)
+    ENGINE.tell(executable.plan)
+    y, mask = executable.masked(x, prepared(weight, executable).value, bias, residual)
     assert mask is not None
     return y, mask
 
@@ -253,25 +297,30 @@ def _conv2d_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | Non
 def _conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
                  scale: Tensor | None, shift: Tensor | None, eps: float,
                  residual: Tensor | None, *options: Any) -> Tensor:
-    weight, bias = folded(weight, bias, mean, variance, scale, shift, eps)
-    call: Any = _conv2d
-    return call(x, weight, bias, residual, *options, None, None)
+    find: Any = _executable
+    *rest, max_error = options
+    executable = find(x, weight, mean, residual, *rest, None, max_error)  # a bias there will be
+    ENGINE.tell(executable.plan)
+    made = prepared_with_norm(weight, bias, (mean, variance, scale, shift, eps), executable)
+    return executable(x, *made.value, residual)
 
 
 def _fake_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
                scale: Tensor | None, shift: Tensor | None, eps: float, residual: Tensor | None,
                *options: Any) -> Tensor:
     shape: Any = _fake
-    return shape(x, weight, bias, residual, *options, None, None)
+    *rest, max_error = options
+    return shape(x, weight, bias, residual, *rest, None, max_error)
 
 
 def output_shape(x: Tensor, weight: Tensor, stride: Any, padding: Any,
                  dilation: Any) -> tuple[int, ...]:
     """Shape of a convolution's result, with the arguments of `conv2d`."""
-    stride, dilation = _pair(stride, "stride"), _pair(dilation, "dilation")
-    top, bottom, left, right = _padding(padding, weight, stride, dilation)
-    h = (x.shape[-2] + top + bottom - dilation[0] * (weight.shape[2] - 1) - 1) // stride[0] + 1
-    w = (x.shape[-1] + left + right - dilation[1] * (weight.shape[3] - 1) - 1) // stride[1] + 1
+    taps = weight.shape[2:]
+    (down, across), (top, bottom, left, right), (dh, dw), *_ = options_of(
+        stride, padding, dilation, 1, None, 1, taps)
+    h = (x.shape[-2] + top + bottom - dh * (taps[0] - 1) - 1) // down + 1
+    w = (x.shape[-1] + left + right - dw * (taps[1] - 1) - 1) // across + 1
     return (*x.shape[:-3], weight.shape[0], h, w)
 
 
@@ -362,8 +411,8 @@ _LIBRARY.define("conv2d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? m
                 "-> (Tensor, Tensor, Tensor, Tensor)")
 _LIBRARY.define("conv2d_norm(Tensor x, Tensor weight, Tensor? bias, Tensor mean, Tensor variance, "
                 "Tensor? scale, Tensor? shift, float eps, Tensor? residual, SymInt[] stride, "
-                "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, int pool) "
-                "-> Tensor")
+                "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, int pool, "
+                "float? max_error) -> Tensor")
 for _name, _run, _shape in (("conv2d", _conv2d, _fake), ("conv2d_norm", _conv2d_norm, _fake_norm),
                             ("conv2d_masked", _conv2d_masked, _fake_masked),
                             ("conv2d_backward", _conv2d_backward, _fake_backward)):
@@ -373,5 +422,6 @@ for _name in ("conv2d", "conv2d_masked"):
     torch.library.register_autograd(f"tilewise::{_name}", _backward, setup_context=_save,
                                     lib=_LIBRARY)
 _OP = torch.ops.tilewise.conv2d.default
+_NORM = torch.ops.tilewise.conv2d_norm.default
 _MASKED = torch.ops.tilewise.conv2d_masked.default
 _BACKWARD = torch.ops.tilewise.conv2d_backward.default

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,35 +11,12 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..core.lru import Lru
-from ..kernels.cpu.fingerprint import fingerprint
+from ..kernels.cpu.fingerprint import Fingerprint
 from .executable import Executable
 
 DEFAULT_LIMIT = 2 << 30
-HIDDEN = object()  # the state of a tensor that can change without anybody noticing
-
-
-def state_of(tensor: Tensor | None) -> object:
-    """What changes when a tensor does: its version, its place, and a sample of its values.
-
-    Fused optimizers tell no version counter, so the steps of all are counted. Nor do writes
-    through `.data`; the sample sees them where they change the tensor as a whole.
-    """
-    if tensor is None:
-        return None
-    if tensor.is_inference():
-        return HIDDEN
-    sample = 0
-    if tensor.is_cpu:
-        if not _can_sample(tensor):
-            return HIDDEN
-        sample = fingerprint(tensor.data_ptr(), tensor.numel())
-    return tensor._version, tensor.data_ptr(), sample, _steps
-
-
-def _can_sample(tensor: Tensor) -> bool:
-    """Whether it is float32 whose values lie side by side, in whatever order."""
-    return tensor.dtype == torch.float32 and (tensor.is_contiguous() or (
-        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
+# of a batch norm: mean, variance, scale, shift, eps
+Norm = tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]
 
 
 def _count_step(*_: object) -> None:
@@ -51,47 +28,85 @@ _steps = 0  # of all optimizers
 register_optimizer_step_post_hook(_count_step)
 
 
-class _Made:
-    """Something made from tensors, as long as they live and do not change."""
+class Made:
+    """Something made from tensors, as long as they live and do not change.
 
-    def __init__(self, sources: tuple[Tensor | None, ...], states: list[object], value: Any,
-                 forget: Any) -> None:
-        self.sources = [None if t is None else weakref.ref(t, forget) for t in sources]
-        self.states, self.value = states, value
+    What changes when a tensor does: its version, its place, and a sample of its values. Fused
+    optimizers tell no version counter, so the steps of all are counted. Nor do writes through
+    `.data`; the sample sees them where they change the tensor as a whole.
+    """
 
-    def is_of(self, sources: tuple[Tensor | None, ...], states: list[object]) -> bool:
-        for ref, tensor in zip(self.sources, sources, strict=True):
-            if ref is not None and ref() is not tensor:  # an id can be given again
+    def __init__(self, sources: Sequence[Tensor | None], forget: Any = None) -> None:
+        tensors = [tensor for tensor in sources if tensor is not None]
+        self._places = [(weakref.ref(t, forget), t._version, t.data_ptr(), t.stride())
+                        for t in tensors]
+        self._fingerprint = Fingerprint([(t.data_ptr(), t.numel()) for t in tensors if t.is_cpu])
+        self._sample, self._step = self._fingerprint.read(), _steps
+        self.value: Any = None
+
+    def is_of(self, sources: Sequence[Tensor | None]) -> bool:
+        if self._step != _steps:
+            return False
+        tensors = [tensor for tensor in sources if tensor is not None]
+        for (ref, version, address, stride), tensor in zip(self._places, tensors, strict=True):
+            same = ref() is tensor  # an id can be given again
+            if (not same or tensor._version != version or tensor.data_ptr() != address
+                    or tensor.stride() != stride):
                 return False
-        return self.states == states
+        return self._fingerprint.read() == self._sample
+
+    def bytes(self) -> int:
+        """What it holds besides its sources."""
+        values = self.value if isinstance(self.value, tuple) else (self.value,)
+        owned = {v.data_ptr(): v.numel() * v.element_size() for v in values
+                 if isinstance(v, Tensor)}
+        for _, _, address, _ in self._places:
+            owned.pop(address, None)
+        return sum(owned.values())
 
 
-def _bytes(entry: _Made) -> int:
-    values = entry.value if isinstance(entry.value, tuple) else (entry.value,)
-    owned = {v.data_ptr(): v.numel() * v.element_size() for v in values if isinstance(v, Tensor)}
-    for source in (ref() for ref in entry.sources if ref is not None):
-        owned.pop(source.data_ptr() if source is not None else 0, None)
-    return sum(owned.values())
+def _can_change_unnoticed(tensor: Tensor | None) -> bool:
+    """Made in inference mode, or not float32 whose values lie side by side, in whatever order."""
+    if tensor is None or not (tensor.is_cpu or tensor.is_inference()):
+        return False
+    return tensor.is_inference() or tensor.dtype != torch.float32 or not (
+        tensor.is_contiguous() or (
+            tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
 
 
-MADE: Lru[_Made] = Lru(DEFAULT_LIMIT, weigh=_bytes)
+MADE: Lru[Made] = Lru(DEFAULT_LIMIT, weigh=Made.bytes)
 
 
-def made_once(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Any:
-    """make(), or what it gave before if the sources are as they were then."""
-    states = [state_of(tensor) for tensor in sources]
-    if any(state is HIDDEN for state in states):
-        return make()
+def made(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Made:
+    """What make() gives, or gave before if the sources are as they were then."""
     key = (name, *map(id, sources))
     entry = MADE.get(key)
-    if entry is None or not entry.is_of(sources, states):
-        entry = MADE.put(key, _Made(sources, states, make(), lambda _: MADE.drop(key)))
-    return entry.value
+    if entry is not None and entry.is_of(sources):
+        return entry
+    if any(map(_can_change_unnoticed, sources)):
+        entry = Made(())
+        entry.value = make()
+        return entry
+    entry = Made(sources, lambda _: MADE.drop(key))
+    entry.value = make()
+    return MADE.put(key, entry)
 
 
-def prepared(weight: Tensor, executable: Executable) -> Any:
+def prepared(weight: Tensor, executable: Executable) -> Made:
     """The weight as the executable's kernel wants it."""
-    return made_once(executable.weight_key, lambda: executable.prepare(weight), weight)
+    return made(executable.weight_key, lambda: executable.prepare(weight), weight)
+
+
+def prepared_with_norm(weight: Tensor, bias: Tensor | None, norm: Norm,
+                       executable: Executable) -> Made:
+    """Weight, as the kernel wants it, and bias of a convolution that also does the batch norm."""
+    *tensors, eps = norm
+
+    def make() -> tuple[Any, Tensor]:
+        whole, offset = fold(weight, bias, *norm)
+        return executable.prepare(whole), offset
+
+    return made((executable.weight_key, eps), make, weight, bias, *tensors)
 
 
 def forget(weight: Tensor) -> None:
@@ -99,15 +114,6 @@ def forget(weight: Tensor) -> None:
     for key in MADE.held():
         if isinstance(key, tuple) and id(weight) in key[1:]:
             MADE.drop(key)
-
-
-def folded(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
-           scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """Weight and bias of one convolution that also does the batch norm behind it."""
-    sources = (weight, bias, mean, variance, scale, shift)
-    found: tuple[Tensor, Tensor] = made_once(
-        ("fold", eps), lambda: fold(weight, bias, mean, variance, scale, shift, eps), *sources)
-    return found
 
 
 @torch.no_grad()

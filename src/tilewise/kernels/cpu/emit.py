@@ -222,11 +222,6 @@ class Pointer(Value):
                             [value.ir.type, PTR, I32, masks])
         f.ll.call(store, [value.ir, where, ir.Constant(I32, FLOAT_ALIGN), mask])
 
-    def at_byte(self, offset: Index | int) -> Pointer:
-        """The address so many bytes further."""
-        step = [self.f.index(offset).ir]
-        return Pointer(self.f, self.f.ll.gep(self.ir, step, source_etype=I8))
-
     def store_bits(self, bits: Bits) -> None:
         lanes = int(bits.ir.type.count)
         packed = self.f.ll.bitcast(bits.ir, ir.IntType(lanes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,22 +13,28 @@ from ...core.isa import ISA, Isa
 from ...core.target import Target
 from . import jit
 from .emit import I64, Index, Module
-from .threads import BATCH, TASK, Frame, X, Y
+from .threads import BATCH, TASK, Frame, X
 
 SAMPLES = 64
+ROW = 24  # bytes of a row of the table
 MIXER = 6364136223846793005  # Knuth's: every sample moves every later bit
 
 
 def _module(isa: Isa) -> Module:
+    """For each row (address, step, count) of a table: count pairs of floats, step floats apart."""
     module = Module(isa)
     with module.function("entry", exported=True, frame="pointer") as f:
-        memory, step = f.frame.load_pointer(X), f.frame.load_index(Y)
-        count = f.frame.load_index(BATCH)
-        with f.loop(count, carry=[f.index(0)]) as sample:
-            here = f.ll.gep((memory + sample.i * step).ir, [ir.Constant(I64, 0)], source_etype=I64)
-            word = Index(f, f.ll.load(here, align=4, typ=I64))
-            sample.values = [sample.values[0] * MIXER + word]
-        f.frame.store_index(TASK, sample.values[0])
+        table, rows = f.frame.load_pointer(X), f.frame.load_index(BATCH)
+        with f.loop(rows, carry=[f.index(0)]) as row:
+            entry = table.bytes(row.i * ROW)
+            memory, step = entry.load_pointer(0), entry.load_index(1)
+            with f.loop(entry.load_index(2), carry=row.values) as sample:
+                here = f.ll.gep((memory + sample.i * step).ir, [ir.Constant(I64, 0)],
+                                source_etype=I64)
+                word = Index(f, f.ll.load(here, align=4, typ=I64))
+                sample.values = [sample.values[0] * MIXER + word]
+            row.values = sample.values
+        f.frame.store_index(TASK, row.values[0])
     return module
 
 
@@ -37,12 +44,25 @@ def _entry() -> Any:
     return code.function("entry", ctypes.c_void_p)
 
 
-def fingerprint(address: int, floats: int) -> int:
-    """A number made of up to 64 pairs of floats spread over the memory."""
-    if floats < 2:
-        return 0
+class Fingerprint:
+    """Up to 64 pairs of floats, spread over each of some memories, in one number.
+
+    A memory is an address and a number of floats.
+    """
+
+    def __init__(self, memories: Sequence[tuple[int, int]]) -> None:
+        rows = [row for address, floats in memories for row in _row(address, floats)]
+        self._table = (ctypes.c_int64 * len(rows))(*rows)  # kept: the call reads it
+        self._call = (ctypes.addressof(self._table), 0, 0, 0, 0, 0, len(rows) // 3)
+        self._entry = _entry()
+
+    def read(self) -> int:
+        """The number that the memories give now."""
+        frame = Frame(*self._call)  # one a call: several threads may read at once
+        self._entry(ctypes.addressof(frame))
+        return int(frame[TASK])
+
+
+def _row(address: int, floats: int) -> tuple[int, int, int]:
     samples = min(SAMPLES, floats // 2)
-    frame = Frame()
-    frame[X], frame[Y], frame[BATCH] = address, (floats - 2) // samples or 1, samples
-    _entry()(ctypes.addressof(frame))
-    return int(frame[TASK])
+    return address, (floats - 2) // samples or 1 if samples else 1, samples

@@ -29,7 +29,7 @@ def pixel_bytes(channels: int, lanes: int) -> int:
 def place(mask: Pointer, k: Index, channels: int, pixel: Index | int = 0) -> Pointer:
     """The flags of the vector that begins at channel k."""
     lanes = mask.f.isa.lanes
-    return mask.at_byte(k // lanes * bits_bytes(lanes) + pixel * pixel_bytes(channels, lanes))
+    return mask.bytes(k // lanes * bits_bytes(lanes) + pixel * pixel_bytes(channels, lanes))
 
 
 def passes(f: Function, values: list[Vector], biased: Vector, epilogue: Epilogue) -> list[Bits]:
@@ -120,7 +120,7 @@ def _unpack_row(f: Function, p: Problem) -> None:
     image, row = f.task // p.conv_h, f.task % p.conv_h
     grad = f.frame.load_pointer(X) + (image * p.out_h + row // size) * (p.out_w * p.k)
     to = f.frame.load_pointer(Y) + f.task * (p.conv_w * p.k)
-    mask = f.frame.load_pointer(MASK).at_byte(f.task * (p.conv_w * pixel_bytes(p.k, lanes)))
+    mask = f.frame.load_pointer(MASK).bytes(f.task * (p.conv_w * pixel_bytes(p.k, lanes)))
     sums = f.frame.load_pointer(SCRATCH) + f.task * (ceil_div(p.k, lanes) * lanes)
 
     def one(k: Index, count: int) -> None:

@@ -47,7 +47,8 @@ class Pool:
         size = _size_class(size)
         with self._lock:
             self._sort_in()
-            fitting = min((kept for kept in self._free if size <= kept <= size * ROOM), default=0)
+            fitting = size if size in self._free else min(
+                (kept for kept in self._free if size <= kept <= size * ROOM), default=0)
             region = self._pull(fitting, -1) if fitting else None
         return _block_type(fitting or size).on(region or _map(size), self)
 

@@ -1,0 +1,72 @@
+"""A call that was made before, made again without looking anything up."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.parameter import Parameter
+
+from ..runtime.engine import Engine
+from ..runtime.executable import Executable
+from ..runtime.weights import Made
+
+PLAIN = (Tensor, Parameter)  # whose calls nobody overrides
+
+
+class Again:
+    """again(sources, x, bias, residual): the result, or None if something is not as it was then.
+
+    `sources` are the tensors that the weight was made from; with `folded`, the bias as well. The
+    call holds on to nothing that the caches of executables and weights let go.
+    """
+
+    def __init__(self, engine: Engine, executable: Executable, made: Made, folded: bool,
+                 *operands: Tensor | None) -> None:
+        self._engine, self._folded = engine, folded
+        self._executable, self._made = weakref.ref(executable), weakref.ref(made)
+        self._forms, self._settings = tuple(map(_form, operands)), _settings()
+
+    def __call__(self, sources: Sequence[Tensor | None], x: Tensor, bias: Tensor | None,
+                 residual: Tensor | None) -> Tensor | None:
+        executable, made = self._executable(), self._made()
+        if (executable is None or made is None or torch.is_grad_enabled()
+                or not is_unwatched(x, bias, residual) or is_transformed()
+                or torch._C._is_any_autocast_enabled()
+                or self._forms != (_form(x), _form(bias), _form(residual))
+                or self._settings != _settings() or not made.is_of(sources)):
+            return None
+        self._engine.tell(executable.plan)
+        weight, bias = made.value if self._folded else (made.value, bias)
+        return executable(x, weight, bias, residual)
+
+
+def _form(tensor: Tensor | None) -> object:
+    """All of a tensor that a plan can depend on."""
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _settings() -> tuple[Any, ...]:
+    return torch.get_num_threads(), torch.get_float32_matmul_precision()
+
+
+def is_transformed() -> bool:
+    """Whether torch differentiates forward, or maps over a batch and the like."""
+    return (forward_ad._current_level >= 0
+            or torch._C._functorch.peek_interpreter_stack() is not None)
+
+
+def is_unwatched(*tensors: Tensor | None) -> bool:
+    """Whether nobody would notice that torch's dispatcher is left out, which takes longest."""
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in PLAIN or not tensor.is_cpu):
+            return False
+    return not (torch.compiler.is_compiling()
+                or torch._C._len_torch_dispatch_stack()
+                or torch._C._len_torch_function_stack()
+                or torch._C._is_tracing()
+                or torch.autograd.profiler._is_profiler_enabled)

@@ -1,0 +1,280 @@
+"""Blocks that repeat a call: only while nothing has changed, and only where nobody watches."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from convolutions import LAST, assert_close, draw
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilewise.core.errors import InvalidProblem
+from tilewise.frontend.again import Again
+from tilewise.frontend.nn import Block
+from tilewise.frontend.ops import ENGINE
+from tilewise.frontend.sharing import noted
+from tilewise.runtime.weights import MADE
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def repeated(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each call of an Again: whether it gave a result."""
+    found: list[bool] = []
+    call = Again.__call__
+
+    def noted(self: Again, *args: Any) -> Tensor | None:
+        y = call(self, *args)
+        found.append(y is not None)
+        return y
+
+    monkeypatch.setattr(Again, "__call__", noted)
+    return found
+
+
+def parts(bias: bool = True, norm: bool = True) -> tuple[nn.Conv2d, nn.BatchNorm2d | None]:
+    conv = nn.Conv2d(8, 8, 3, padding=1, bias=bias).eval()
+    if not norm:
+        return conv, None
+    after = nn.BatchNorm2d(8).eval()
+    for tensor in (after.running_mean, after.weight, after.bias):
+        tensor.normal_()
+    after.running_var.uniform_(0.5, 2)
+    return conv, after
+
+
+def theirs(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, x: Tensor,
+           residual: Tensor | None = None) -> Tensor:
+    y = conv(x) if norm is None else norm(conv(x))
+    return torch.relu(y if residual is None else y + residual)
+
+
+def image(seed: int = 0, batch: int = 1, size: int = 9) -> Tensor:
+    return draw(batch, 8, size, size, seed=seed).contiguous(memory_format=LAST)
+
+
+CHANGES: dict[str, Callable[[nn.Conv2d, Any], object]] = {
+    "weight": lambda conv, norm: conv.weight.mul_(2),
+    "weight, one element": lambda conv, norm: conv.weight[3, 2, 1, 1].add_(4),
+    "weight through data": lambda conv, norm: conv.weight.data.mul_(2),
+    "another weight": lambda conv, norm: setattr(conv, "weight", nn.Parameter(conv.weight * 2)),
+    "bias": lambda conv, norm: conv.bias.add_(1),
+    "another bias": lambda conv, norm: setattr(conv, "bias", nn.Parameter(conv.bias + 1)),
+    "no bias": lambda conv, norm: setattr(conv, "bias", None),
+    "mean": lambda conv, norm: norm.running_mean.add_(1),
+    "variance": lambda conv, norm: norm.running_var.mul_(3),
+    "variance through numpy": lambda conv, norm: norm.running_var.numpy().fill(7),
+    "scale": lambda conv, norm: norm.weight.mul_(2),
+    "another shift": lambda conv, norm: setattr(norm, "bias", nn.Parameter(norm.bias + 1)),
+    "eps": lambda conv, norm: setattr(norm, "eps", 0.7),
+    "training": lambda conv, norm: norm.train(),
+    "padding": lambda conv, norm: setattr(conv, "padding", (0, 0)),
+    "stride": lambda conv, norm: setattr(conv, "stride", (2, 2)),
+    "layout of the weight": lambda conv, norm: setattr(
+        conv.weight, "data", conv.weight.data.transpose(2, 3)),
+    "loading": lambda conv, norm: conv.load_state_dict(parts()[0].state_dict()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
+def test_changes_are_noticed(change: str, norm: bool, repeated: list[bool]) -> None:
+    conv, after = parts(norm=norm)
+    block, x = Block(conv, after, "relu"), image()
+    first = block(x)
+    block(x)
+    assert repeated[-1], "the second call repeats the first"
+    if after is None and change in ("mean", "variance", "variance through numpy", "scale",
+                                    "another shift", "eps", "training"):
+        return
+    CHANGES[change](conv, after)
+    y, z = block(x), block(x)
+    before = copy.deepcopy(after)
+    assert y.shape != first.shape or not torch.allclose(y, first)
+    assert_close(z, theirs(conv, before, x), 1e-5)
+
+
+def test_one_optimizer_step_is_noticed() -> None:
+    conv, after = parts()
+    block, x = Block(conv, after, "relu"), image()
+    block(x)
+    conv.weight.grad = torch.ones_like(conv.weight)
+    torch.optim.SGD([conv.weight], lr=0.1, fused=True).step()
+    assert_close(block(x), theirs(conv, after, x))
+
+
+@pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
+def test_other_operands(norm: bool, repeated: list[bool]) -> None:
+    conv, after = parts(norm=norm)
+    block = Block(conv, after, "relu")
+    for x in (image(), image(1), image(2, batch=3), image(3, size=12), image().contiguous(),
+              image()[:, :, ::2], image().double().float(), image()):
+        assert_close(block(x), theirs(conv, after, x))
+        residual = draw(*theirs(conv, after, x).shape, seed=9)
+        assert_close(block(x, residual), theirs(conv, after, x, residual))
+        wide = draw(1, 1, 1, x.shape[3], seed=9)  # broadcast
+        assert_close(block(x, wide), theirs(conv, after, x, wide))
+    assert True in repeated
+    assert False in repeated
+    with pytest.raises(InvalidProblem, match="needs 8"):
+        block(image()[:, :4])
+
+
+def test_settings(repeated: list[bool]) -> None:
+    conv, after = parts()
+    block, x, threads = Block(conv, after, "relu"), image(), torch.get_num_threads()
+    block(x)
+    try:
+        torch.set_num_threads(1)
+        with noted() as plans:
+            block(x)
+        assert plans[0].target.threads == 1
+        torch.set_float32_matmul_precision("medium")
+        block(x)
+        assert repeated[-2:] == [False, True], "planned anew, then made"
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_modes_of_torch_are_seen() -> None:
+    conv, after = parts()
+    block, x = Block(conv, after, "relu"), image()
+    block(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert block(x).dtype == theirs(conv, after, x).dtype
+    with torch.profiler.profile() as profile:
+        block(x)
+    assert "tilewise::conv2d_norm" in {event.name for event in profile.events()}
+
+    class Count(TorchDispatchMode):
+        seen: tuple[Any, ...] = ()
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
+                               kwargs: Any = None) -> Any:
+            self.seen = (*self.seen, str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Count() as mode:
+        block(x)
+    assert "tilewise.conv2d_norm.default" in mode.seen
+    many = torch.stack([x, 2 * x])
+    assert_close(torch.func.vmap(block)(many), torch.stack([block(x), block(2 * x)]))
+    with torch.enable_grad():
+        leaf = x.clone().requires_grad_()
+        block(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.abs().sum() > 0
+
+
+def test_a_gradient_of_the_input_alone() -> None:
+    """With frozen weights: as torch computes it."""
+    conv, after = parts()
+    for parameter in (*conv.parameters(), *after.parameters()):
+        parameter.requires_grad_(False)
+    found = []
+    with torch.enable_grad():
+        for run in (Block(conv, after, "relu"), lambda x: theirs(conv, after, x)):
+            leaf = image().requires_grad_()
+            run(leaf).square().sum().backward()
+            found.append(leaf.grad)
+    assert_close(*found, 1e-5)
+
+
+def test_inference_mode(repeated: list[bool]) -> None:
+    conv, after = parts()
+    block = Block(conv, after, "relu")
+    with torch.inference_mode():
+        x = image()
+        assert block(x).is_inference()
+        assert block(x).is_inference()
+        assert repeated[-1]
+        made_here, norm = parts()
+        hidden = Block(made_here, norm, "relu")
+        for _ in range(2):
+            assert_close(hidden(x), theirs(made_here, norm, x))
+            made_here.weight.mul_(2)  # which no counter tells
+
+
+def test_what_is_watched_is_told(repeated: list[bool]) -> None:
+    block, x = Block(*parts(), "relu"), image()
+    block(x)
+    with noted() as plans:
+        block(x)
+    assert repeated[-1]
+    assert len(plans) == 1
+
+
+def test_copies_and_files() -> None:
+    conv, after = parts()
+    block, x = Block(conv, after, "relu"), image()
+    y = block(x)
+    twin = copy.deepcopy(block)
+    twin._parts[0].weight.mul_(2)
+    assert_close(twin(x), theirs(*twin._parts, x))
+    assert torch.equal(block(x), y)
+    file = io.BytesIO()
+    torch.save(block, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), y)
+
+
+def test_what_the_caches_let_go_is_not_held() -> None:
+    block, x = Block(*parts(), "relu"), image()
+    y = block(x)
+    gc.collect()
+    before, limit = MADE.total, MADE.limit
+    MADE.limit = 0
+    assert before > 0
+    assert MADE.total == 0
+    assert block._again._made() is None
+    assert torch.equal(block(x), y)
+    MADE.limit = limit
+    block(x)
+    ENGINE.executables.clear()
+    assert block._again._executable() is None
+    assert torch.equal(block(x), y)
+
+
+def test_several_threads() -> None:
+    """Each with images of its own size, so that they replace what the others remember."""
+    conv, after = parts()
+    block, wrong = Block(conv, after, "relu"), []
+
+    def serve(size: int) -> None:
+        with torch.no_grad():
+            x = image(size, size=size)
+            expected = theirs(conv, after, x)
+            for _ in range(50):
+                if not torch.allclose(block(x), expected, atol=1e-4):
+                    wrong.append(size)
+
+    threads = [threading.Thread(target=serve, args=(size,)) for size in (6, 9, 9, 12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_compiled_after_it_was_called() -> None:
+    torch.compiler.reset()
+    conv, after = parts()
+    block, x = Block(conv, after, "relu"), image()
+    y = block(x)
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+    assert_close(compiled(x), y)
+    exported = torch.export.export(block, (x,))
+    assert_close(exported.module()(x), y)
