@@ -5,6 +5,7 @@ from .cpu_depthwise import CpuDepthwise
 from .cpu_depthwise_weight import CpuDepthwiseWeight
 from .cpu_direct import CpuDirect
 from .cpu_direct_weight import CpuDirectWeight
+from .cpu_linear import CpuLinear
 from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
 from .cpu_winograd import CpuWinograd
@@ -15,6 +16,7 @@ from .filter_separable import FilterSeparable
 from .gpu_implicit_gemm import GpuImplicitGemm
 from .gpu_winograd import GpuWinograd
 from .reference import Reference
+from .torch_linear import TorchLinear
 from .vendor import Vendor
 
 ALGORITHMS: list[Algorithm] = [
@@ -43,4 +45,10 @@ FILTERS: list[Algorithm] = [
     FilterSeparable(),
     FilterDirect(),
     FilterFft(),
+]
+
+# of linear layers
+LINEAR: list[Algorithm] = [
+    CpuLinear(),
+    TorchLinear(),
 ]

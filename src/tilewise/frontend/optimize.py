@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from ..core.errors import TilewiseError
 from ..core.progress import Tell, silent
 from .layout import enter, inside, leave
+from .linear import Linear, is_worth
 from .nn import Block, Conv2d
-from .patterns import Chain, module_of
+from .patterns import Chain, LinearChain, module_of
 from .tuning import BLOCKS, observe, tune
 from .variants import fastest, sharing_copy
 
@@ -148,6 +149,8 @@ def _rewritten(model: nn.Module, graph: fx.Graph, max_error: float | None) -> fx
     for node in list(graph.nodes):
         if _is_convolution(traced, node):
             _fuse(traced, node, blocks, max_error)
+        elif _is_large_linear(traced, node):
+            _fuse_linear(traced, node, blocks, max_error)
     _keep_channels_last(graph)
     for node in graph.nodes:
         node.type = None  # an annotation that is a string could not be pickled
@@ -163,15 +166,35 @@ def _is_convolution(model: fx.GraphModule, node: fx.Node) -> bool:
             and len(node.args) == 1 and not node.kwargs)
 
 
+def _is_large_linear(model: fx.GraphModule, node: fx.Node) -> bool:
+    module = module_of(model, node)
+    return (type(module) is nn.Linear and is_worth(module) and len(node.args) == 1
+            and not node.kwargs)
+
+
 def _fuse(model: fx.GraphModule, conv: fx.Node, blocks: nn.ModuleDict,
           max_error: float | None) -> None:
     chain = Chain(model, conv)
     norm = None if chain.norm is None else module_of(model, chain.norm)
-    name = str(conv.target).replace(".", "_")
-    while name in blocks:  # a convolution that is called more than once
-        name += "_again"
-    blocks[name] = Block(module_of(model, conv), norm, chain.activation, chain.pool, max_error)
+    block = Block(module_of(model, conv), norm, chain.activation, chain.pool, max_error)
     args = conv.args if chain.residual is None else (*conv.args, chain.residual)
+    _put(model, chain, blocks, block, args)
+
+
+def _fuse_linear(model: fx.GraphModule, node: fx.Node, blocks: nn.ModuleDict,
+                 max_error: float | None) -> None:
+    chain = LinearChain(model, node)
+    block = Linear(module_of(model, node), chain.activation, max_error)
+    _put(model, chain, blocks, block, node.args)
+
+
+def _put(model: fx.GraphModule, chain: Chain, blocks: nn.ModuleDict, block: nn.Module,
+         args: tuple[Any, ...]) -> None:
+    """A block in the place of a chain, under the name of what the chain begins with."""
+    name = str(chain.conv.target).replace(".", "_")
+    while name in blocks:  # a module that is called more than once
+        name += "_again"
+    blocks[name] = block
     with model.graph.inserting_after(chain.last):
         fused = model.graph.call_module(f"{BLOCKS}.{name}", args)
     chain.replace_by(fused)

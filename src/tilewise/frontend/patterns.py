@@ -21,15 +21,17 @@ TWO_BY_TWO = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_
 class Chain:
     """What follows a convolution, as far as one call can do it; modules or functions alike."""
 
+    STEPS: tuple[str, ...] = ("_norm", "_add", "_relu", "_pool")
+
     def __init__(self, model: fx.GraphModule, conv: fx.Node) -> None:
         self.model, self.conv, self.last = model, conv, conv
         self.norm: fx.Node | None = None
         self.residual: fx.Node | None = None
         self.activation: str | None = None
         self.pool = 1
-        for step in (self._norm, self._add, self._relu, self._pool):
+        for step in self.STEPS:
             user = _only_user(self.last)
-            if user is not None and step(user):
+            if user is not None and getattr(self, step)(user):
                 self.last = user
 
     def replace_by(self, node: fx.Node) -> None:
@@ -79,6 +81,12 @@ class Chain:
             _one(value) == TWO_BY_TWO[name] for name, value in options.items())
         self.pool = 2 if found else 1
         return found
+
+
+class LinearChain(Chain):
+    """What follows a linear layer."""
+
+    STEPS = ("_relu",)
 
 
 def module_of(model: fx.GraphModule, node: Any) -> Any:

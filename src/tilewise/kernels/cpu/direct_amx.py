@@ -29,6 +29,7 @@ from .tiling import ceil_div
 
 PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
 AHEAD = 1024  # floats of the input that are asked for before they are packed
+AT_ONCE = 16  # blocks of output channels whose weights are prepared together
 SOON = 4096  # and of weights before they are multiplied, where each is used once
 
 
@@ -140,13 +141,17 @@ class Geometry(BlocksOfK):
 
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, R, S) to panels of [32 channels][r][s][part][16 output channels]."""
-        p = self.p
-        w = torch.nn.functional.pad(weight.double().permute(1, 2, 3, 0).flatten(1),
-                                    (0, 0, 0, self.chunks * DEPTH - p.c))
-        w = w.reshape(self.chunks, DEPTH, len(self.taps), p.k).transpose(1, 2)
-        blocks, rest = self.in_blocks(w.reshape(-1, p.k))
-        panels = [pack_columns(panel, self.parts).flatten() for panel in (blocks, rest)]
-        return torch.cat(panels)
+        some = weight.split(AT_ONCE * self.block_k)  # what is made on the way is large
+        return torch.cat([panel for k in some for panel in self._pack_some(k)])
+
+    def _pack_some(self, weight: Any) -> list[Any]:
+        """Panels of whole blocks of output channels, and of the rest."""
+        k, c = weight.shape[:2]
+        w = torch.nn.functional.pad(weight.permute(1, 2, 3, 0).flatten(1),
+                                    (0, 0, 0, self.chunks * DEPTH - c))
+        w = w.reshape(self.chunks, DEPTH, len(self.taps), k).transpose(1, 2)
+        return [pack_columns(panel, self.parts).flatten()
+                for panel in self.in_blocks(w.reshape(-1, k))]
 
     def tasks(self, batch: Any) -> Any:
         if self.joined:

@@ -57,6 +57,7 @@ class BlocksOfK(Sizes):
 
     def in_blocks(self, w: Any) -> tuple[Any, Any]:
         """Panels [..., depth, K] as whole blocks [..., block, depth, lane] and the rest."""
-        w = torch.nn.functional.pad(w, (0, self.k_vectors * self.lanes - self.p.group_k))
-        whole = self.k_vectors // self.s.vectors * self.block_k
+        vectors = ceil_div(w.shape[-1], self.lanes)
+        w = torch.nn.functional.pad(w, (0, vectors * self.lanes - w.shape[-1]))
+        whole = vectors // self.s.vectors * self.block_k
         return w[..., :whole].unflatten(-1, (-1, self.block_k)).transpose(-3, -2), w[..., whole:]

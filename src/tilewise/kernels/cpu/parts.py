@@ -61,11 +61,11 @@ def _widened(f: Function, bits: Any) -> Vector:
 
 
 def split_tensor(values: torch.Tensor, parts: int) -> torch.Tensor:
-    """The parts of a tensor, outermost; made from float64, so that the last one is not lost."""
-    found, rest = [], values.double()
+    """The parts of a tensor, outermost; what is left of a float after each part is exact."""
+    found, rest = [], values
     for _ in range(parts):
         found.append(rest.bfloat16())
-        rest = rest - found[-1].double()
+        rest = rest - found[-1].to(rest.dtype)
     return torch.stack(found)
 
 

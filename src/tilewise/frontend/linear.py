@@ -1,0 +1,114 @@
+"""Linear layers with large weights, where the matrix unit reads fewer bytes of them than torch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from ..algorithms import LINEAR
+from ..core.problem import Epilogue, Problem
+from ..core.target import Target
+from ..runtime.engine import Engine
+from ..runtime.executable import Executable
+from ..runtime.weights import made
+from .ops import then, wants_gradient
+
+ENGINE = Engine(LINEAR)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
+           activation: str | None = None, max_error: float | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, then an activation.
+
+    What torch's precision, or `max_error`, does not admit is torch's own, and so is everything
+    but plain float32 tensors of a CPU without gradients, outside of compilers.
+
+    >>> linear(torch.randn(2, 8), torch.randn(4, 8), activation="relu").shape
+    torch.Size([2, 4])
+    """
+    run = None
+    if not torch.compiler.is_compiling() and _may_differ(max_error) and _is_plain(x, weight, bias):
+        run = _executable(x, weight, bias, activation, max_error)
+    if run is None:
+        return then(F.linear(x, weight, bias), activation, 1)
+    ready = made(run.weight_key, lambda: run.prepare(weight[:, :, None, None]), weight).value
+    y = run(x.reshape(-1, x.shape[-1], 1, 1), ready, bias, None)
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def is_worth(layer: nn.Linear) -> bool:
+    """Whether there is a setting in which this machine would not leave the layer to torch."""
+    c, k = layer.in_features, layer.out_features
+    return bool(c and k and layer.weight.is_cpu) and not LINEAR[0].reject(
+        Problem(1, c, 1, 1, k, 1, 1), Target.host())
+
+
+class Linear(nn.Module):
+    """A linear layer (+ activation), in one call. It owns no parameters.
+
+    >>> Linear(torch.nn.Linear(8, 4), activation="relu")(torch.randn(2, 8)).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(self, layer: nn.Linear, activation: str | None = None,
+                 max_error: float | None = None) -> None:
+        super().__init__()
+        self._parts = (layer,)  # in a tuple, and so not in the state_dict
+        self.activation, self.max_error = activation, max_error
+
+    def forward(self, x: Tensor) -> Tensor:
+        (layer,) = self._parts
+        return linear(x, layer.weight, layer.bias, activation=self.activation,
+                      max_error=self.max_error)
+
+    def own(self) -> None:
+        """Replace the layer by one of its own, around the same values."""
+        (layer,) = self._parts
+        mine = copy.deepcopy(layer, {id(t): None for t in layer.parameters()})
+        mine.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
+        mine.bias = (None if layer.bias is None
+                     else nn.Parameter(layer.bias.detach(), requires_grad=False))
+        self._parts, self.layer = (mine,), mine
+
+    def extra_repr(self) -> str:
+        return " + ".join(step for step in (repr(self._parts[0]), self.activation) if step)
+
+
+def _may_differ(max_error: float | None) -> bool:
+    """Whether anything but torch's own float32 is admitted."""
+    return max_error is not None or torch.get_float32_matmul_precision() != "highest"
+
+
+def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether these are numbers in memory that nobody traces, transforms or differentiates."""
+    tensors = [t for t in (x, weight, bias) if t is not None]
+    if torch.jit.is_tracing() or wants_gradient(*tensors):
+        return False
+    if any(type(t) not in (Tensor, nn.Parameter) or t.dtype != torch.float32 or not t.is_cpu
+           for t in tensors):
+        return False
+    modes = (torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0
+             or torch._C._functorch.peek_interpreter_stack() is not None)
+    followed = weight.is_contiguous() and not weight.is_inference()  # else prepared in every call
+    return (followed and not modes and x.dim() > 0 and x.numel() > 0
+            and x.shape[-1] == weight.shape[1])
+
+
+def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
+                max_error: float | None) -> Executable | None:
+    """What runs the call, or None where torch should."""
+    key: Any = (x.shape, weight.shape, bias is None, activation, max_error,
+                torch.get_num_threads(), torch.get_float32_matmul_precision())
+    found = ENGINE.executables.get(key)
+    if found is None:
+        k, c = weight.shape
+        p = Problem(x.numel() // c, c, 1, 1, k, 1, 1,
+                    epilogue=Epilogue(bias=bias is not None, activation=activation))
+        t = Target.host(threads=torch.get_num_threads())
+        found = ENGINE.executables.put(key, ENGINE.build(ENGINE.plan(p, t, max_error=max_error)))
+    return None if found.algorithm.baseline else found
