@@ -14,6 +14,7 @@ from ..core.plan import Plan
 from ..core.problem import ACTIVATIONS, Problem
 from ..kernels.cpu import memory
 from . import masks
+from .pooling import max_pool
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 
@@ -33,7 +34,7 @@ class Executable:
         wrap = self._with_tensors if algorithm.takes == "tensors" else self._with_addresses
         self._run = wrap(built)
         self._layout = LAYOUTS[p.layout]
-        self._after = tuple(None if name == "mask" else _step(name) for name in plan.after)
+        self._after = tuple(None if name == "mask" else _step(name, plan) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size; a string hashes once
         parts = (algorithm.name, t.isa, s, p.layout, p.c, p.k, p.r, p.s, p.groups, plan.mirrors)
         self.weight_key = " ".join(map(str, parts))
@@ -131,10 +132,11 @@ def _address(tensor: Tensor | None) -> int:
 Step = Callable[[Tensor, Any, Any], Tensor]  # of the output so far, the bias and the residual
 
 
-def _step(name: str) -> Step:
+def _step(name: str, plan: Plan) -> Step:
     """A pass after the kernel, by its name."""
     if name.startswith("pool"):
-        return lambda y, bias, residual: F.max_pool2d(y, int(name[4:]))
+        pool = max_pool(plan)
+        return lambda y, bias, residual: pool(y)
     if name in ACTIVATIONS and name not in STEPS:
         function = getattr(F, name)
         return lambda y, bias, residual: function(y)
