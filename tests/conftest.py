@@ -11,9 +11,12 @@ if "TILEWISE_CACHE_DIR" not in os.environ:
 # Interpreting and compiling GPU kernels cannot share a process: `.ci/run` names them one by one.
 collect_ignore = ["gpu"]
 
-# These take longest: first, so that no core waits for them at the end.
-LONG = ("test_kernels.py", "test_gradients.py", "test_mutations.py", "test_training_killed.py")
+# These take longest: first and in this order, so that no core waits for them at the end.
+LONG = ("test_kernels.py", "test_gradients.py", "test_filter2d.py", "test_optimize.py",
+        "test_amx.py", "test_autograd.py", "test_training_ranks.py", "test_training_killed.py",
+        "test_mutations.py", "test_runtime.py")
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in LONG)
+    items.sort(key=lambda item: (
+        LONG.index(item.path.name) if item.path.name in LONG else len(LONG)))

@@ -10,3 +10,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import interpreter
 
 interpreter.install()
+
+
+def pytest_collection_modifyitems(items):
+    """Those of Winograd take longest: first, so that no core waits for them at the end."""
+    items.sort(key=lambda item: item.path.name != "test_winograd.py")

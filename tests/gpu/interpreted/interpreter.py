@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
+from triton._utils import validate_block_shape
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
 
@@ -114,6 +117,46 @@ def call_device_function(self: Any, *args: Any, **options: Any) -> Any:
         READY.add(self.fn.__module__)
         interpreter._patch_lang(self.fn)
     return self.rewrite()(*args, **options)
+
+
+# Triton's types: made anew with every value, which takes most of its time
+
+
+@functools.cache
+def sized(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """What a block's type keeps of its shape."""
+    return {"shape": tl.tuple(sizes), "numel": validate_block_shape(sizes)}
+
+
+@functools.cache
+def shaped(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """What a value keeps of its shape."""
+    return {"shape": tl.tuple([tl.constexpr(size) for size in sizes]),
+            "numel": tl.constexpr(math.prod(sizes))}
+
+
+def block_type_init(self: Any, element_ty: Any, shape: Any) -> None:
+    sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
+    if not sizes:
+        raise TypeError("0d block_type is forbidden")
+    self.element_ty, self.name = element_ty, f"<{sizes}, {element_ty}>"
+    self.__dict__.update(sized(sizes))
+
+
+def tensor_init(self: Any, handle: Any, type: Any) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.__dict__.update(shaped(tuple(type.shape.values) if type.is_block() else ()))
+
+
+def broadcast_impl_value(plain: Any) -> Any:
+    """Blocks of one shape as they are."""
+    def call(self: Any, lhs: Any, rhs: Any) -> Any:
+        a, b = lhs.type, rhs.type
+        if a.is_block() and b.is_block() and a.shape.values == b.shape.values:
+            return lhs, rhs
+        return plain(self, lhs, rhs)
+
+    return call
 
 
 # memory
@@ -218,6 +261,8 @@ def install() -> None:
     InterpreterBuilder.cast_impl = cast_impl
     interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
     interpreter.ReduceOps.generic_reduce = generic_reduce
+    tl.block_type.__init__, tl.tensor.__init__ = block_type_init, tensor_init
+    TritonSemantic.broadcast_impl_value = broadcast_impl_value(TritonSemantic.broadcast_impl_value)
     interpreter.InterpretedFunction.__call__ = call_device_function
     # checks for integer overflow double the time, and the problems here are small
     interpreter_builder.options = dataclasses.replace(
