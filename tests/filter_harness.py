@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -39,19 +39,33 @@ class Case:
     text: str
 
 
-def random_case(rng: random.Random, largest: int = 300, sizes: Any = SIZES) -> Case:
-    data = np.random.default_rng(rng.randrange(1 << 32))
+class Format(NamedTuple):
+    """What code is compiled for."""
+
+    kind: str
+    dtype: str
+    channels: int
+    size: tuple[int, int]
+    rank: int
+
+
+def random_format(rng: random.Random, sizes: Any = SIZES) -> Format:
+    kind = rng.choice(TYPES)
+    return Format(kind, kind if rng.random() < 0.7 else rng.choice(TYPES),
+                  rng.choice((1, 1, 3, 4)), rng.choice(sizes), rng.choice((0, 0, 1, 2)))
+
+
+def random_case(rng: random.Random, format: Format, largest: int = 300) -> Case:
+    """Any image of a format, any border and anchor."""
+    data, (kind, dtype, c, (r, s), rank) = np.random.default_rng(rng.randrange(1 << 32)), format
     h, w = (rng.choice((rng.randint(1, 9), rng.randint(1, 40), rng.randint(1, 70),
                         rng.randint(1, largest) if rng.random() < 0.3 else 33))
             for _ in range(2))
-    c, kind = rng.choice((1, 1, 3, 4)), rng.choice(TYPES)
     shape = rng.choice(((h, w), (h, w, c), (rng.randint(1, 3), h, w, c)))
     layout, integers = rng.choice(LAYOUTS), rng.random() < 0.4
     image = laid_out(shape, kind, layout, data)
-    r, s = rng.choice(sizes)
-    kernel = random_kernel(data, r, s, integers, rng.choice((0, 0, 1, 2)))
+    kernel = random_kernel(data, r, s, integers, rank)
     anchor = None if rng.random() < 0.5 else (rng.randrange(r), rng.randrange(s))
-    dtype = kind if rng.random() < 0.7 else rng.choice(TYPES)
     border, value = rng.choice(tuple(BORDERS)), rng.choice((0.0, 1.0, -2.5, 40.0))
     flip = rng.random() < 0.3
     return Case(image, kernel, border, value, anchor, flip, dtype,
