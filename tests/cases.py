@@ -98,6 +98,47 @@ def check_counts(results: list[dict[str, Any]], least: int, floor: int, empty: i
     assert sum(not p.startswith("n0") for p in problems) >= least
 
 
+def _reach(p: Problem, axis: int) -> int:
+    """Pixels that a filter spans."""
+    return ((p.r, p.s)[axis] - 1) * p.dilation[axis] + 1
+
+
+SIZES = {1, 2, 3, 4, 5, 6, 7, 9, 11}
+KINDS = {  # what code treats apart; asked of a problem and the lanes of a vector
+    "no padding": lambda p, lanes: not any(p.padding),
+    "uneven padding": lambda p, lanes: p.padding[0] != p.padding[1]
+        or p.padding[2] != p.padding[3],
+    "padding that no filter leaves": lambda p, lanes: p.direction == "backward_data"
+        or p.padding[0] >= _reach(p, 0) or p.padding[2] >= _reach(p, 1),
+    "an image below the filter's size": lambda p, lanes: p.h < _reach(p, 0) or p.w < _reach(p, 1),
+    "one row or column of outputs": lambda p, lanes: 1 in (p.conv_h, p.conv_w),
+    "groups": lambda p, lanes: 1 < p.groups < p.c,
+    "a channel a group": lambda p, lanes: 1 < p.groups == p.c,
+    "less than a vector of channels": lambda p, lanes: p.k < lanes,
+    "a tail after whole vectors": lambda p, lanes: p.k > lanes and p.k % lanes,
+    "whole vectors": lambda p, lanes: p.k % lanes == 0,
+    "input channels in whole vectors": lambda p, lanes: p.c % lanes == 0,
+}
+
+
+def check_variety(results: list[dict[str, Any]], lanes: int) -> None:
+    """Every size, every stride and dilation along both axes, every kind, and every epilogue."""
+    shapes = {Problem.parse(text).with_(n=1) for result in results
+              for ran in result["ran"].values() for text in ran}
+    direction, = {p.direction for p in shapes}
+    assert {size for p in shapes for size in (p.r, p.s)} == SIZES
+    for axis in (0, 1):
+        assert {p.stride[axis] for p in shapes} == (
+            {1} if direction == "backward_data" else {1, 2, 3, 4})
+        assert {p.dilation[axis] for p in shapes} == {1, 2, 3}
+    for kind, asked in KINDS.items():
+        assert sum(bool(asked(p, lanes)) for p in shapes) >= 5, kind
+    if direction == "forward":
+        ends = [p.epilogue for p in shapes]
+        assert len({(end.bias, end.residual, end.activation) for end in ends}) == 2 * 2 * 3
+        assert {end.pool for end in ends} == {1, 2}
+
+
 class Jobs:
     """Functions of a test module running in processes, as many at a time as there are cores."""
 

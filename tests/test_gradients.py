@@ -10,7 +10,7 @@ from typing import Any
 import harness
 import pytest
 import torch
-from cases import ROWS, Jobs, check_counts, jobs_of, run_cases, runs
+from cases import ROWS, Jobs, check_counts, check_variety, jobs_of, run_cases, runs
 from guarded import launch_guarded
 from harness import DIRECTIONS, GENERATED, WEIGHT_GRADIENTS, Mismatch
 from torch.nn import functional as F
@@ -26,13 +26,17 @@ from tilewise.runtime import masks
 from tilewise.runtime.executable import mirror
 
 GRADIENTS = ("backward_data", "backward_weight")
-CHUNKS = 2
-SHAPES = 176  # of each direction, on each row of ISA
-BATCHES = 6  # sizes that share a shape, and so a kernel; some shapes are also run empty
+CHUNKS = 1  # under pytest-xdist jobs take turns, and each imports torch
+SHAPES = 128  # of each direction, on each row of ISA
+BATCHES = 10  # sizes that share a shape, and so a kernel; some shapes are also run empty
 LEAST = 1000  # distinct problems of a direction on each row, empty ones not counted
 FLOOR = {"backward_data": 60, "backward_weight": 90}  # problems each algorithm runs on each row
 MASKS = 60  # problems on each row, for each way to make a mask
-PREPARED = 60  # weights on each row
+FUSED = 30  # shapes of those whose mask a kernel makes; each runs with two batch sizes
+LARGEST = 5  # filter of those: masks know nothing of it, and large ones take seconds to compile
+WAYS = ("contiguous", "channels_last", "turned", "taps_first")  # strides, which share a kernel
+PREPARED = 24  # shapes of weights on each row; each is prepared from all these strides
+FILTERS = ((3, 3), (5, 5), (2, 3), (1, 4), (7, 1), (3, 3))
 REPEATED = ("n2c20h19w17k24r3s3p1_f32_backward_weight",
             "n3c24h30w30k40r1s1_f32_backward_weight",
             "n2c12h17w15k18r3s3u2p1g3_f32_backward_weight",
@@ -158,12 +162,15 @@ def check_unpack(p: Problem, t: Target, grad: torch.Tensor, mask: torch.Tensor,
 
 
 def check_fused_mask(p: Problem, t: Target, s: Schedule, seed: int) -> None:
-    """The mask of a kernel against torch's autograd on the same kernel's sums."""
+    """The mask of a kernel against torch's autograd on the same kernel's sums.
+
+    Weights are prepared without code of ours, which other tests compare with this definition.
+    """
     a = GENERATED["cpu_winograd"]
     bare = p.with_(epilogue=replace(p.epilogue, activation=None, pool=1, mask=False))
     for kind, side in (("integers", "end"), ("floats", "start")):
         o = harness.operands(p, kind, seed)
-        prepared = a.prepare(p, t, s, o.weight)
+        prepared = exact_u(p, s, t.lanes, o.weight)
         y, mask = harness.run_masked(a, p, t, s, o, prepared, side)
         sums = harness.run(a, bare, t, s, o, prepared, side)
         grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed))
@@ -200,24 +207,39 @@ def _tied(p: Problem, sums: torch.Tensor) -> torch.Tensor:
 
 
 def run_masks(row: str) -> dict[str, Any]:
-    """Masks of separate passes and of a kernel."""
+    """Masks of separate passes."""
     target, rng, failures = Target.host(row, harness.THREADS), random.Random(f"masks {row}"), []
-    winograd = GENERATED["cpu_winograd"]
     for seed in range(MASKS):
         p = _mask_problem(rng)
-        q = _mask_problem(rng, lambda q: not winograd.reject(inner_problem(winograd, q), target))
-        s = (winograd.default(q, target) if seed % 2 else
-             harness.random_schedule(winograd, q, target, rng))
-        for what, check, args in (
-                (f"pack {p}", check_pack, (p, target, seed)),
-                (harness.describe(winograd, q, target, s), check_fused_mask,
-                 (q, target, s, seed))):
-            print(what)
+        print(what := f"pack {p}")
+        try:
+            check_pack(p, target, seed)
+        except Mismatch as mismatch:
+            failures.append(f"{what}: {mismatch}")
+    return {"ran": MASKS, "failures": failures}
+
+
+def run_fused_masks(row: str) -> dict[str, Any]:
+    """Masks of a kernel: each shape without images or with some, and with other ones."""
+    target, rng, failures = Target.host(row, harness.THREADS), random.Random(f"fused {row}"), []
+    winograd, ran = GENERATED["cpu_winograd"], []
+
+    def able(p: Problem) -> bool:
+        return (max(p.r, p.s) <= LARGEST
+                and not winograd.reject(inner_problem(winograd, p), target))
+
+    for seed in range(FUSED):
+        p = _mask_problem(rng, able)
+        s = (winograd.default(p, target) if seed % 2 else
+             harness.random_schedule(winograd, p, target, rng))
+        for q in (p.with_(n=n) for n in rng.sample(range(4), 2)):
+            print(what := harness.describe(winograd, q, target, s))
             try:
-                check(*args)
+                check_fused_mask(q, target, s, seed)
+                ran.append(str(q))
             except Mismatch as mismatch:
                 failures.append(f"{what}: {mismatch}")
-    return {"ran": 2 * MASKS, "failures": failures}
+    return {"ran": ran, "failures": failures}
 
 
 def exact_u(p: Problem, s: Any, lanes: int, weight: torch.Tensor) -> torch.Tensor:
@@ -261,21 +283,20 @@ def check_prepared(p: Problem, t: Target, s: Schedule, how: str, seed: int) -> N
 
 def run_prepared(row: str) -> dict[str, Any]:
     target, rng, failures = Target.host(row, harness.THREADS), random.Random(f"U {row}"), []
-    ways = ("contiguous", "channels_last", "turned", "taps_first")
     for seed in range(PREPARED):
-        r, taps = rng.choice(((3, 3), (3, 3), (5, 5), (2, 3), (1, 4), (7, 1)))
+        r, taps = FILTERS[seed % len(FILTERS)]
         p = Problem(1, rng.randint(1, 40), r, taps, rng.randint(1, 70), r, taps)
         s = Schedule(tile_h=1 if r == 1 else rng.randint(1, 4),
                      tile_w=1 if taps == 1 else rng.randint(2, 4),
-                     order=("channels", "positions", "shared")[seed % 3],
+                     order=("channels", "positions", "shared")[seed // len(FILTERS) % 3],
                      vectors=rng.randint(1, min(4, -(-p.k // target.lanes))))
-        how = ways[seed % len(ways)]
-        print(what := f"{p} {s.to_json()} {how}")
-        try:
-            check_prepared(p, target, s, how, seed)
-        except Mismatch as mismatch:
-            failures.append(f"{what}: {mismatch}")
-    return {"ran": PREPARED, "failures": failures}
+        for number, how in enumerate(WAYS):
+            print(what := f"{p} {s.to_json()} {how}")
+            try:
+                check_prepared(p, target, s, how, len(WAYS) * seed + number)
+            except Mismatch as mismatch:
+                failures.append(f"{what}: {mismatch}")
+    return {"ran": PREPARED * len(WAYS), "failures": failures}
 
 
 # the tests
@@ -303,6 +324,7 @@ def test_random_gradients_are_many_and_reach_every_algorithm(jobs: Jobs, row: st
                                                              direction: str) -> None:
     results = [jobs.result("run_random_cases", row, direction, chunk) for chunk in range(CHUNKS)]
     check_counts(results, LEAST, FLOOR[direction], 15)
+    check_variety(results, Target.host(row).lanes)
 
 
 @pytest.mark.slow
@@ -318,14 +340,32 @@ def test_runs_are_equal_on_any_number_of_threads(jobs: Jobs, row: str) -> None:
 @pytest.mark.parametrize("row", ROWS)
 @runs("run_masks")
 def test_masks_are_those_of_autograd(jobs: Jobs, row: str) -> None:
-    assert jobs.result("run_masks", row) == {"ran": 2 * MASKS, "failures": []}
+    assert jobs.result("run_masks", row) == {"ran": MASKS, "failures": []}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+@runs("run_fused_masks")
+def test_masks_of_a_kernel_are_those_of_autograd(jobs: Jobs, row: str) -> None:
+    result = jobs.result("run_fused_masks", row)
+    assert result["failures"] == []
+    assert len(set(result["ran"])) >= MASKS
+    problems = [Problem.parse(text) for text in result["ran"]]
+    assert {p.n for p in problems} == {0, 1, 2, 3}
+    assert {(p.epilogue.activation, p.epilogue.pool) for p in problems} == {
+        ("relu", 1), ("relu", 2), (None, 2)}
+    assert {(p.conv_h % 2, p.conv_w % 2) for p in problems if p.epilogue.pool == 2} == {
+        (0, 0), (0, 1), (1, 0), (1, 1)}
+    lanes = Target.host(row).lanes
+    for tail in (True, False):
+        assert any(bool(p.k % lanes) is tail and p.k >= lanes for p in problems)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 @runs("run_prepared")
 def test_prepared_weights_are_those_of_float64(jobs: Jobs, row: str) -> None:
-    assert jobs.result("run_prepared", row) == {"ran": PREPARED, "failures": []}
+    assert jobs.result("run_prepared", row) == {"ran": PREPARED * len(WAYS), "failures": []}
 
 
 @pytest.mark.parametrize("direction", GRADIENTS)

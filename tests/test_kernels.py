@@ -12,7 +12,7 @@ from typing import Any
 import harness
 import pytest
 import torch
-from cases import ROWS, Jobs, check_counts, jobs_of, run_cases, runs
+from cases import ROWS, Jobs, check_counts, check_variety, jobs_of, run_cases, runs
 from guarded import ARENA
 from harness import GENERATED, Crash, Mismatch, in_process
 from torch.nn import functional as F
@@ -22,9 +22,9 @@ from tilewise.algorithms.reference import convolve
 from tilewise.core import ISA, Algorithm, Problem, Schedule, Target
 from tilewise.planner.planner import inner_problem
 
-CHUNKS = 4
-SHAPES = 780  # on each row of ISA
-BATCHES = 4  # sizes that share a shape, and so a kernel; some shapes are also run empty
+CHUNKS = 1  # under pytest-xdist jobs take turns, and each imports torch
+SHAPES = 400  # on each row of ISA
+BATCHES = 8  # sizes that share a shape, and so a kernel; some shapes are also run empty
 LEAST = 3000  # distinct problems on each row, empty ones not counted
 FLOOR = 150  # problems each algorithm runs on each row
 EVERY = 64  # spaces of so many combinations are run in full
@@ -163,6 +163,7 @@ def test_random_problems(jobs: Jobs, row: str, chunk: int) -> None:
 def test_random_problems_are_many_and_reach_every_algorithm(jobs: Jobs, row: str) -> None:
     results = [jobs.result("run_random_cases", row, chunk) for chunk in range(CHUNKS)]
     check_counts(results, LEAST, FLOOR, 50)
+    check_variety(results, Target.host(row).lanes)
 
 
 @pytest.mark.slow
