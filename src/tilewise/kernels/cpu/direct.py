@@ -18,9 +18,22 @@ from ...core.schedule import Schedule
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish
 from .geometry import BlocksOfK
-from .microkernel import Walk, multiply
-from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
+from .microkernel import LINE, Walk, multiply
+from .threads import (
+    BATCH,
+    BIAS,
+    RESIDUAL,
+    SCRATCH,
+    THREADS,
+    WEIGHT,
+    X,
+    Y,
+    emit_entry,
+    emit_region,
+)
 from .tiling import Partition, ceil_div, emit_copy, emit_zero
+
+CHUNK = 16  # steps between two times that weights are fetched
 
 
 class Geometry(BlocksOfK):
@@ -76,10 +89,38 @@ class Geometry(BlocksOfK):
     def walk(self, vectors: int) -> Walk:
         """The reduction, against a panel that is `vectors` wide."""
         down = (self.p.r, self.p.dilation[0] * self.row_pitch)
+        width = vectors * self.lanes
         if self.p.dilation[1] == 1:  # neighbouring taps are neighbours in memory
-            return Walk.packed(vectors * self.lanes, down, (self.p.s * self.slice_c, 1))
+            steps = self.p.s * self.slice_c
+            if self.lines_ahead:
+                return Walk.packed(width, down, (steps // CHUNK, CHUNK), (CHUNK, 1))
+            return Walk.packed(width, down, (steps, 1))
         across = (self.p.s, self.p.dilation[1] * self.slice_c)
-        return Walk.packed(vectors * self.lanes, down, across, (self.slice_c, 1))
+        return Walk.packed(width, down, across, (self.slice_c, 1))
+
+    @cached_property
+    def task_tiles(self) -> int:
+        """Register tiles of a task against one block of output channels."""
+        return min(self.rows.count, self.s.block_rows) * min(self.cols.count, self.s.block_cols)
+
+    @cached_property
+    def lines_ahead(self) -> int:
+        """Cache lines of the next block's weights to fetch in a chunk of steps.
+
+        With few pixels, weights are hardly used before the next are needed; with many, fetching
+        them takes longer than waiting for them.
+        """
+        steps = self.p.s * self.slice_c
+        if self.p.dilation[1] > 1 or steps % CHUNK or steps == CHUNK:
+            return 0
+        needed = CHUNK * self.s.vectors * self.lanes
+        return 0 if 2 * needed < LINE * self.task_tiles else ceil_div(
+            needed, LINE * self.task_tiles)
+
+    @cached_property
+    def tile_fetches(self) -> int:
+        """Floats that one tile fetches."""
+        return self.depth // CHUNK * self.lines_ahead * LINE
 
     @cached_property
     def depth(self) -> int:
@@ -158,9 +199,11 @@ class _Direct:
         across, down = p.stride[1] * g.slice_c, p.stride[0] * g.row_pitch
         pixels = [(i, j) for i in range(height) for j in range(width)]
         with self.m.function(f"tile_{height}x{width}{'_end' if end else ''}", a="pointer",
-                             b="pointer", bias="pointer", residual="pointer", y="pointer") as f:
+                             b="pointer", bias="pointer", residual="pointer", y="pointer",
+                             ahead="pointer") as f:
             acc = multiply(f, f.a, f.b, [i * down + j * across for i, j in pixels], vectors,
-                           g.walk(vectors), self.s.unroll)
+                           g.walk(vectors), self.s.unroll,
+                           (f.ahead, g.lines_ahead) if g.lines_ahead else None)
             for (i, j), row in zip(pixels, acc, strict=True):
                 self._store(f, row, (i * p.conv_w + j) * p.k, channels)
         return f
@@ -214,11 +257,17 @@ class _Direct:
             whole = g.k_blocks - int(g.has_tail)
             if whole:
                 with f.loop(last.minimum(whole), start=first) as block:
-                    self._block(f, task, block.i, end=False)
+                    self._block(f, task, block.i, last, end=False)
             if g.has_tail:
                 with f.when(last.equals(g.k_blocks)):
-                    self._block(f, task, f.index(whole), end=True)
+                    self._block(f, task, f.index(whole), last, end=True)
         return f
+
+    def _next_block(self, f: Function, block: Index, last: Index) -> Index:
+        """What this worker will probably multiply next: others take the tasks in between."""
+        part = self.g.k_blocks // self.s.k_parts
+        skipped = (f.frame.load_index(THREADS) - 1) * part if self.s.k_parts > 1 else f.index(0)
+        return (block + 1 < last).select(block + 1, block + 1 + skipped)
 
     def _locate(self, f: Function, index: Index) -> _Task:
         """Decode a task number; pack its input where that is needed."""
@@ -253,11 +302,13 @@ class _Direct:
         one_part = f.frame.load_index(BATCH) * (self.g.partial_floats // self.s.split)
         return f.frame.load_pointer(SCRATCH) + part * one_part
 
-    def _block(self, f: Function, task: _Task, block: Index, end: bool) -> None:
+    def _block(self, f: Function, task: _Task, block: Index, last: Index, end: bool) -> None:
         """All tiles of a task against one block of output channels."""
         g, p = self.g, self.p
         channel = block * g.block_k
         weight = task.weight + channel * g.depth
+        ahead = weight if not g.lines_ahead else (
+            task.weight + self._next_block(f, block, last) * (g.block_k * g.depth))
         for height, row in g.rows.pieces(f, *task.rows):
             down = g.rows.start(row) - task.top
             for width, col in g.cols.pieces(f, *task.cols):
@@ -265,8 +316,9 @@ class _Direct:
                 a = task.a + (down * (p.stride[0] * g.row_pitch)
                               + across * (p.stride[1] * g.slice_c))
                 at = (down * p.conv_w + across) * p.k + channel
+                number = (row - task.rows[0]) * (task.cols[1] - task.cols[0]) + col - task.cols[0]
                 f.call(self.tiles[height, width, end], a, weight, task.bias + channel,
-                       task.residual + at, task.y + at)
+                       task.residual + at, task.y + at, ahead + number * g.tile_fetches)
 
     # the second stage of a split reduction
 

@@ -43,12 +43,14 @@ def multiply(f: Function, a: Pointer, b: Pointer, rows: Sequence[int], vectors: 
     """acc[i][j] = sum over the walk of a[rows[i]] * b[j-th vector].
 
     `ahead` is memory to bring into the second cache meanwhile: where it begins, and how many
-    cache lines in each turn of the outermost loop.
+    cache lines before each innermost loop.
     """
     zeros = [f.vector(0.0) for _ in range(len(rows) * vectors)]
     tile = _Tile(f, tuple(rows), vectors, unroll)
-    acc = tile.walk_fetching(a, b, zeros, walk, *ahead) if ahead else (
-        tile.walk(a, b, zeros, walk.loops))
+    if ahead:
+        _, acc = tile.walk_fetching(a, b, zeros, walk.loops, *ahead)
+    else:
+        acc = tile.walk(a, b, zeros, walk.loops)
     return [acc[i * vectors:(i + 1) * vectors] for i in range(len(rows))]
 
 
@@ -59,17 +61,23 @@ class _Tile:
     vectors: int
     unroll: int
 
-    def walk_fetching(self, a: Pointer, b: Pointer, acc: list[Vector], walk: Walk,
-                      ahead: Pointer, lines: int) -> list[Vector]:
-        """The walk, with a share of other memory prefetched in every outermost turn."""
-        (count, a_step, b_step), *inner = walk.loops
+    def walk_fetching(self, a: Pointer, b: Pointer, acc: list[Vector],
+                      loops: Sequence[tuple[int, int, int]], ahead: Pointer,
+                      lines: int) -> tuple[Pointer, list[Vector]]:
+        """The walk, with a share of other memory prefetched before every innermost loop."""
+        (count, a_step, b_step), *inner = loops
+        if count == 1 and len(inner) > 1:
+            return self.walk_fetching(a, b, acc, inner, ahead, lines)
         with self.f.loop(count, carry=[ahead, a, b, *acc]) as loop:
             ahead, a, b, *acc = loop.values
-            for line in range(lines):
-                ahead.prefetch(line * LINE, level=2)
-            acc = self.walk(a, b, acc, inner)
-            loop.values = [ahead + lines * LINE, a + a_step, b + b_step, *acc]
-        return loop.values[3:]
+            if len(inner) > 1:
+                ahead, acc = self.walk_fetching(a, b, acc, inner, ahead, lines)
+            else:
+                for line in range(lines):
+                    ahead.prefetch(line * LINE, level=2)
+                acc, ahead = self.walk(a, b, acc, inner), ahead + lines * LINE
+            loop.values = [ahead, a + a_step, b + b_step, *acc]
+        return loop.values[0], loop.values[3:]
 
     def walk(self, a: Pointer, b: Pointer, acc: list[Vector],
              loops: Sequence[tuple[int, int, int]]) -> list[Vector]:
