@@ -9,17 +9,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from convolutions import LAST, assert_close, draw
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewise.core.errors import InvalidProblem
 from tilewise.frontend.again import Again
 from tilewise.frontend.nn import Block
-from tilewise.frontend.ops import ENGINE
+from tilewise.frontend.ops import ENGINE, conv2d
 from tilewise.frontend.sharing import noted
+from tilewise.runtime import weights
 from tilewise.runtime.weights import MADE
 
 
@@ -78,12 +81,19 @@ CHANGES: dict[str, Callable[[nn.Conv2d, Any], object]] = {
     "variance through numpy": lambda conv, norm: norm.running_var.numpy().fill(7),
     "scale": lambda conv, norm: norm.weight.mul_(2),
     "another shift": lambda conv, norm: setattr(norm, "bias", nn.Parameter(norm.bias + 1)),
+    "no shift": lambda conv, norm: setattr(norm, "bias", None),
+    "pruning": lambda conv, norm: prune.l1_unstructured(conv, "weight", 0.5),
     "eps": lambda conv, norm: setattr(norm, "eps", 0.7),
     "training": lambda conv, norm: norm.train(),
     "padding": lambda conv, norm: setattr(conv, "padding", (0, 0)),
     "stride": lambda conv, norm: setattr(conv, "stride", (2, 2)),
     "layout of the weight": lambda conv, norm: setattr(
         conv.weight, "data", conv.weight.data.transpose(2, 3)),
+    "fewer filters": lambda conv, norm: (
+        setattr(conv.weight, "data", conv.weight.data[:4]),
+        setattr(conv.bias, "data", conv.bias.data[:4]),
+        norm and [setattr(getattr(norm, name), "data", getattr(norm, name).data[:4])
+                  for name in ("running_mean", "running_var", "weight", "bias")]),
     "loading": lambda conv, norm: conv.load_state_dict(parts()[0].state_dict()),
 }
 
@@ -97,13 +107,69 @@ def test_changes_are_noticed(change: str, norm: bool, repeated: list[bool]) -> N
     block(x)
     assert repeated[-1], "the second call repeats the first"
     if after is None and change in ("mean", "variance", "variance through numpy", "scale",
-                                    "another shift", "eps", "training"):
+                                    "another shift", "no shift", "eps", "training"):
         return
     CHANGES[change](conv, after)
     y, z = block(x), block(x)
     before = copy.deepcopy(after)
     assert y.shape != first.shape or not torch.allclose(y, first)
     assert_close(z, theirs(conv, before, x), 1e-5)
+
+
+def test_changes_of_the_block_are_noticed() -> None:
+    conv, after = parts()
+    x = image()
+    for name, value in (("activation", None), ("pool", 2), ("max_error", 1e-3)):
+        block = Block(conv, after, "relu")
+        before = block._asks()
+        block(x)
+        setattr(block, name, value)
+        assert block._asks() != before
+        fresh = Block(conv, after, block.activation, block.pool, block.max_error)
+        assert torch.equal(block(x), fresh(x))
+
+
+def test_norms_that_cannot_be_folded() -> None:
+    x, conv = image(), nn.Conv2d(8, 8, 3, padding=1, bias=False).eval()
+    with pytest.raises(RuntimeError):
+        Block(conv, nn.BatchNorm2d(1).eval())(x)
+    half, after = parts()
+    half = half.bfloat16()
+    y = Block(half, after, "relu")(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert_close(y.float(), theirs(half, after, x.bfloat16()).float(), 1e-2)
+
+
+def test_weights_that_cannot_be_followed_are_prepared_once_a_call(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    folds: list[int] = []
+    fold = weights.fold
+    monkeypatch.setattr(weights, "fold", lambda *args: folds.append(1) or fold(*args))
+    conv, after = parts()
+    Block(conv.double(), after.double(), "relu")(image().double())
+    assert len(folds) == 1
+
+
+def test_numbers_that_look_alike() -> None:
+    """What is remembered for one of them must serve the others."""
+    x, weight = image(), draw(8, 8, 3, 3)
+    for ones in (True, np.int64(1), 1):
+        expected = torch.nn.functional.conv2d(x, weight, stride=1, padding=1, dilation=1)
+        options = {"stride": ones, "padding": (ones, ones), "dilation": ones, "groups": ones}
+        assert_close(conv2d(x, weight, **options), expected)
+    with pytest.raises(InvalidProblem, match="whole numbers"):
+        conv2d(x, weight, stride=2.0)
+    assert conv2d(x, weight, stride=2).shape == (1, 8, 4, 4)
+    conv = nn.Conv2d(8, 8, 3, stride=np.int64(2)).eval()
+    assert_close(Block(conv)(x), conv(x))
+
+
+def test_values_that_are_not_in_memory() -> None:
+    conv, after = parts()
+    block, x = Block(conv, after, "relu"), image()
+    block(x)
+    for lazy in (torch._neg_view(x), torch._efficientzerotensor(x.shape)):
+        assert_close(block(lazy), theirs(conv, after, lazy.clone()))
 
 
 def test_one_optimizer_step_is_noticed() -> None:
@@ -239,12 +305,12 @@ def test_what_the_caches_let_go_is_not_held() -> None:
     MADE.limit = 0
     assert before > 0
     assert MADE.total == 0
-    assert block._again._made() is None
+    assert block._last[1]._made() is None
     assert torch.equal(block(x), y)
     MADE.limit = limit
     block(x)
     ENGINE.executables.clear()
-    assert block._again._executable() is None
+    assert block._last[1]._executable() is None
     assert torch.equal(block(x), y)
 
 

@@ -181,6 +181,21 @@ def test_modes_are_torch_s() -> None:
             assert same_as_torch(x, hidden, bias)
 
 
+@pytest.mark.parametrize("shape", [(1,), (), (8, K)], ids=str)
+def test_biases_that_torch_spreads(shape: tuple[int, ...]) -> None:
+    x, weight, _ = operands(8)
+    bias = torch.randn(shape)
+    with torch.no_grad(), precision("medium"):
+        assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
+def test_weights_of_other_shapes_are_torch_s() -> None:
+    x = torch.randn(8, C)
+    with torch.no_grad(), precision("medium"):
+        for weight in (torch.randn(C), torch.randn(0, C)):
+            assert torch.equal(linear(x, weight), F.linear(x, weight))
+
+
 def test_complaints_are_torch_s() -> None:
     x, weight, bias = operands(8)
     with precision("medium"), pytest.raises(RuntimeError, match="shapes"):

@@ -29,7 +29,7 @@ class Again:
                  *operands: Tensor | None) -> None:
         self._engine, self._folded = engine, folded
         self._executable, self._made = weakref.ref(executable), weakref.ref(made)
-        self._forms, self._settings = tuple(map(_form, operands)), _settings()
+        self._forms, self._settings = tuple(map(form, operands)), _settings()
 
     def __call__(self, sources: Sequence[Tensor | None], x: Tensor, bias: Tensor | None,
                  residual: Tensor | None) -> Tensor | None:
@@ -37,7 +37,7 @@ class Again:
         if (executable is None or made is None or torch.is_grad_enabled()
                 or not is_unwatched(x, bias, residual) or is_transformed()
                 or torch._C._is_any_autocast_enabled()
-                or self._forms != (_form(x), _form(bias), _form(residual))
+                or self._forms != (form(x), form(bias), form(residual))
                 or self._settings != _settings() or not made.is_of(sources)):
             return None
         self._engine.tell(executable.plan)
@@ -45,7 +45,7 @@ class Again:
         return executable(x, weight, bias, residual)
 
 
-def _form(tensor: Tensor | None) -> object:
+def form(tensor: Tensor | None) -> object:
     """All of a tensor that a plan can depend on."""
     return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
 
@@ -62,11 +62,11 @@ def is_transformed() -> bool:
 
 def is_unwatched(*tensors: Tensor | None) -> bool:
     """Whether nobody would notice that torch's dispatcher is left out, which takes longest."""
+    if torch.compiler.is_compiling():
+        return False
     for tensor in tensors:
-        if tensor is not None and (type(tensor) not in PLAIN or not tensor.is_cpu):
+        if tensor is not None and (type(tensor) not in PLAIN or not tensor.is_cpu
+                                   or tensor.is_neg() or tensor._is_zerotensor()):
             return False
-    return not (torch.compiler.is_compiling()
-                or torch._C._len_torch_dispatch_stack()
-                or torch._C._len_torch_function_stack()
-                or torch._C._is_tracing()
-                or torch.autograd.profiler._is_profiler_enabled)
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+                or torch._C._is_tracing() or torch.autograd.profiler._is_profiler_enabled)

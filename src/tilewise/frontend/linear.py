@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ..algorithms import LINEAR
@@ -16,6 +15,7 @@ from ..core.target import Target
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import made
+from .again import is_transformed, is_unwatched
 from .ops import then, wants_gradient
 
 ENGINE = Engine(LINEAR)
@@ -26,13 +26,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     """`torch.nn.functional.linear`, then an activation.
 
     What torch's precision, or `max_error`, does not admit is torch's own, and so is everything
-    but plain float32 tensors of a CPU without gradients, outside of compilers.
+    but plain float32 tensors of a CPU without gradients, outside of compilers. Torch follows its
+    precision setting alone.
 
     >>> linear(torch.randn(2, 8), torch.randn(4, 8), activation="relu").shape
     torch.Size([2, 4])
     """
     run = None
-    if not torch.compiler.is_compiling() and _may_differ(max_error) and _is_plain(x, weight, bias):
+    if _is_plain(x, weight, bias) and _may_differ(max_error):
         run = _executable(x, weight, bias, activation, max_error)
     if run is None:
         return then(F.linear(x, weight, bias), activation, 1)
@@ -87,22 +88,20 @@ def _may_differ(max_error: float | None) -> bool:
 def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether these are numbers in memory that nobody traces, transforms or differentiates."""
     tensors = [t for t in (x, weight, bias) if t is not None]
-    if torch.jit.is_tracing() or wants_gradient(*tensors):
+    if (not is_unwatched(*tensors) or is_transformed() or torch.is_autocast_enabled("cpu")
+            or wants_gradient(*tensors) or any(t.dtype != torch.float32 for t in tensors)):
         return False
-    if any(type(t) not in (Tensor, nn.Parameter) or t.dtype != torch.float32 or not t.is_cpu
-           for t in tensors):
-        return False
-    modes = (torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0
-             or torch._C._functorch.peek_interpreter_stack() is not None)
     followed = weight.is_contiguous() and not weight.is_inference()  # else prepared in every call
-    return (followed and not modes and x.dim() > 0 and x.numel() > 0
-            and x.shape[-1] == weight.shape[1])
+    shapes = (weight.dim() == 2 and weight.shape[0] > 0 and x.dim() > 0 and x.numel() > 0
+              and x.shape[-1] == weight.shape[1]
+              and (bias is None or bias.shape == weight.shape[:1]))
+    return followed and shapes
 
 
 def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
                 max_error: float | None) -> Executable | None:
     """What runs the call, or None where torch should."""
-    key: Any = (x.shape, weight.shape, bias is None, activation, max_error,
+    key: Any = (x.numel() // x.shape[-1], weight.shape, bias is None, activation, max_error,
                 torch.get_num_threads(), torch.get_float32_matmul_precision())
     found = ENGINE.executables.get(key)
     if found is None:

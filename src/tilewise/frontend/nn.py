@@ -44,7 +44,7 @@ class Block(nn.Module):
         super().__init__()
         self._parts = (conv, norm)  # in a tuple, and so not in the state_dict
         self.activation, self.pool, self.max_error = activation, pool, max_error
-        self._again: Again | None = None
+        self._last: tuple[Any, Again | None] | None = None  # what was asked for, and the call
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if torch.compiler.is_compiling():
@@ -52,32 +52,32 @@ class Block(nn.Module):
         y = self._repeated(x, residual)
         if y is not None:
             return y
-        self._again = self._remembered(x, residual)
+        self._last = self._asks(), self._remembered(x, residual)
         y = self._repeated(x, residual)
         return self._anew(x, residual) if y is None else y
 
     def _repeated(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         """As the last time, if nothing has changed since."""
-        conv, norm = self._parts
-        if self._again is None or self._asked != self._asks():
+        asked, again = self._last or (None, None)
+        if again is None or asked != self._asks():
             return None
-        weights = conv._parameters  # as attributes they would be searched for
-        weight, bias = weights["weight"], weights["bias"]
+        conv, norm = self._parts
+        own = conv._parameters.get  # as attributes they would be searched for
         if norm is None:
-            return self._again((weight,), x, bias, residual)
-        values, statistics = norm._parameters, norm._buffers
-        return self._again((weight, bias, statistics["running_mean"], statistics["running_var"],
-                            values["weight"], values["bias"]), x, None, residual)
+            return again((own("weight"),), x, own("bias"), residual)
+        values, statistics = norm._parameters.get, norm._buffers.get
+        sources = (own("weight"), own("bias"), statistics("running_mean"),
+                   statistics("running_var"), values("weight"), values("bias"))
+        return again(sources, x, None, residual)
 
     def _asks(self) -> tuple[Any, ...]:
         """What the modules say now; they may be changed like any other."""
         conv, norm = self._parts
-        return (conv.stride, conv.padding, conv.dilation, conv.groups,
-                None if norm is None else (norm.training, norm.eps))
+        return (self.activation, self.pool, self.max_error, conv.stride, conv.padding,
+                conv.dilation, conv.groups, None if norm is None else (norm.training, norm.eps))
 
     def _remembered(self, x: Tensor, residual: Tensor | None) -> Again | None:
         conv, norm = self._parts
-        self._asked = self._asks()
         if (norm is not None and norm.training) or (
                 residual is not None and not _same_shape(conv, x, residual)):
             return None
@@ -96,7 +96,7 @@ class Block(nn.Module):
                               activation=self.activation, pool=self.pool)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_again": None}  # neither copied nor saved
+        return {**self.__dict__, "_last": None}  # neither copied nor saved
 
     def own(self) -> None:
         """Replace the parts by one convolution of its own, the norm folded in for good."""

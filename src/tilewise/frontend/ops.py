@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import index
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from ..core.problem import Epilogue, Problem
 from ..kernels.cpu.masks import pixel_bytes
 from ..runtime.engine import DTYPES, Engine
 from ..runtime.executable import Executable
-from ..runtime.weights import Norm, prepared, prepared_with_norm
-from .again import Again, is_transformed, is_unwatched
+from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_with_norm
+from .again import Again, form, is_transformed, is_unwatched
 from .devices import target_of
 from .gradients import by_engine, by_torch
 
@@ -74,7 +75,8 @@ def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: A
     for, the norm is torch's.
     """
     _check(x, weight, bias)
-    if wants_gradient(x, weight, bias, residual, *norm) or _only_torch_can(x, weight):
+    if (wants_gradient(x, weight, bias, residual, *norm) or _only_torch_can(x, weight)
+            or not _can_fold(weight, norm)):
         y = conv2d(x, weight, bias, stride, padding, dilation, groups, max_error=max_error)
         mean, variance, scale, shift, eps = norm
         y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
@@ -88,8 +90,11 @@ def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: A
 def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                norm: Norm | None, options: Options, max_error: float | None) -> Again | None:
     """The call with all that it needs found; None where each has to be looked at anew."""
-    if (torch.is_grad_enabled() or not is_unwatched(x, weight, bias, residual)
-            or x.dim() != 4 or _only_torch_can(x, weight)):
+    tensors = (weight, bias, *(norm or ())[:4])
+    if (torch.is_grad_enabled() or not is_unwatched(x, residual, *tensors)
+            or x.dim() != 4 or _only_torch_can(x, weight)
+            or (norm is not None and not _can_fold(weight, norm))
+            or any(map(can_change_unnoticed, tensors))):
         return None
     _check(x, weight, bias)
     shift = bias if norm is None else norm[0]  # of the form that the bias will have
@@ -99,6 +104,11 @@ def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
         return Again(ENGINE, executable, prepared(weight, executable), False, x, bias, residual)
     made = prepared_with_norm(weight, bias, norm, executable)
     return Again(ENGINE, executable, made, True, x, None, residual)
+
+
+def _can_fold(weight: Tensor, norm: Norm) -> bool:
+    """Whether a norm is of the weight's type, and has as many channels."""
+    return norm[0].dtype == weight.dtype and norm[0].shape == weight.shape[:1]
 
 
 def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
@@ -171,21 +181,31 @@ def _options(stride: Any, padding: Any, dilation: Any, groups: int, activation: 
     if activation is not None or pool != 1:
         Epilogue(activation=activation, pool=pool)  # says what is wrong with either
     steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
-    return (steps, _padding(padding, taps, steps, dilations), dilations, groups, activation, pool)
+    sides = _padding(padding, taps, steps, dilations)
+    return steps, sides, dilations, _whole(groups, "groups"), activation, _whole(pool, "pool")
 
 
 _known_options = lru_cache(maxsize=1024)(_options)
 
 
 def _pair(value: int | Sequence[int], name: str) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value, value)
-    values = tuple(value) if isinstance(value, Sequence) else (value,)  # of numpy, perhaps
+    numbers = value if isinstance(value, Sequence) else (value,)
+    values = tuple(_whole(number, name) for number in numbers)
     if len(values) == 1:
         return values * 2
     if len(values) != 2:
         raise InvalidProblem(f"{name} is {value}, needs one or two numbers")
     return values
+
+
+def _whole(number: Any, name: str) -> int:
+    """As int: what is equal must also be the same, for it is remembered."""
+    if torch.compiler.is_compiling():  # where it may be a symbol
+        return number  # type: ignore[no-any-return]
+    try:
+        return index(number) + 0  # also of numpy, and True as 1
+    except TypeError:
+        raise InvalidProblem(f"{name} has {number!r}, needs whole numbers") from None
 
 
 def _padding(padding: Any, taps: Sequence[int], stride: tuple[int, ...],
@@ -194,7 +214,7 @@ def _padding(padding: Any, taps: Sequence[int], stride: tuple[int, ...],
     if isinstance(padding, str):
         return _named_padding(padding, taps, stride, dilation)
     if isinstance(padding, Sequence) and len(padding) == 4:
-        return tuple(padding)
+        return tuple(_whole(side, "padding") for side in padding)
     vertical, horizontal = _pair(padding, "padding")
     return (vertical, vertical, horizontal, horizontal)
 
@@ -245,16 +265,11 @@ def problem_of(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     return p
 
 
-def _signature(tensor: Tensor | None) -> object:
-    """All of a tensor that a plan can depend on."""
-    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
-
-
 def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                 stride: list[int], padding: list[int], dilation: list[int], groups: int,
                 activation: str | None, pool: int, algorithm: str | None,
                 max_error: float | None, mask: bool = False) -> Executable:
-    key = (_signature(x), _signature(weight), bias is None or bias.dtype,
+    key = (form(x), form(weight), bias is None or bias.dtype,
            residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
            groups, activation, pool, algorithm, torch.get_num_threads(), x.device,
            torch.get_float32_matmul_precision() if max_error is None else max_error, mask)

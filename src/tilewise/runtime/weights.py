@@ -38,20 +38,21 @@ class Made:
 
     def __init__(self, sources: Sequence[Tensor | None], forget: Any = None) -> None:
         tensors = [tensor for tensor in sources if tensor is not None]
-        self._places = [(weakref.ref(t, forget), t._version, t.data_ptr(), t.stride())
+        self._places = [(weakref.ref(t, forget), t._version, t.data_ptr(), t.shape, t.stride())
                         for t in tensors]
         self._fingerprint = Fingerprint([(t.data_ptr(), t.numel()) for t in tensors if t.is_cpu])
         self._sample, self._step = self._fingerprint.read(), _steps
         self.value: Any = None
 
     def is_of(self, sources: Sequence[Tensor | None]) -> bool:
-        if self._step != _steps:
-            return False
         tensors = [tensor for tensor in sources if tensor is not None]
-        for (ref, version, address, stride), tensor in zip(self._places, tensors, strict=True):
+        if self._step != _steps or len(tensors) != len(self._places):
+            return False
+        for (ref, version, address, shape, stride), tensor in zip(self._places, tensors,
+                                                                  strict=True):
             same = ref() is tensor  # an id can be given again
             if (not same or tensor._version != version or tensor.data_ptr() != address
-                    or tensor.stride() != stride):
+                    or tensor.shape != shape or tensor.stride() != stride):
                 return False
         return self._fingerprint.read() == self._sample
 
@@ -60,16 +61,16 @@ class Made:
         values = self.value if isinstance(self.value, tuple) else (self.value,)
         owned = {v.data_ptr(): v.numel() * v.element_size() for v in values
                  if isinstance(v, Tensor)}
-        for _, _, address, _ in self._places:
+        for _, _, address, *_ in self._places:
             owned.pop(address, None)
         return sum(owned.values())
 
 
-def _can_change_unnoticed(tensor: Tensor | None) -> bool:
-    """Made in inference mode, or not float32 whose values lie side by side, in whatever order."""
+def can_change_unnoticed(tensor: Tensor | None) -> bool:
+    """Made in inference mode, or not several float32 that lie side by side, in whatever order."""
     if tensor is None or not (tensor.is_cpu or tensor.is_inference()):
         return False
-    return tensor.is_inference() or tensor.dtype != torch.float32 or not (
+    return tensor.is_inference() or tensor.dtype != torch.float32 or tensor.numel() == 1 or not (
         tensor.is_contiguous() or (
             tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
 
@@ -83,7 +84,7 @@ def made(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Made
     entry = MADE.get(key)
     if entry is not None and entry.is_of(sources):
         return entry
-    if any(map(_can_change_unnoticed, sources)):
+    if any(map(can_change_unnoticed, sources)):
         entry = Made(())
         entry.value = make()
         return entry

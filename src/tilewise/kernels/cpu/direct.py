@@ -111,7 +111,7 @@ class Geometry(BlocksOfK):
         them takes longer than waiting for them.
         """
         steps = self.p.s * self.slice_c
-        if self.p.dilation[1] > 1 or steps % CHUNK or steps == CHUNK:
+        if self.k_blocks == 1 or self.p.dilation[1] > 1 or steps % CHUNK or steps == CHUNK:
             return 0
         needed = CHUNK * self.s.vectors * self.lanes
         return 0 if 2 * needed < LINE * self.task_tiles else ceil_div(
@@ -265,9 +265,9 @@ class _Direct:
 
     def _next_block(self, f: Function, block: Index, last: Index) -> Index:
         """What this worker will probably multiply next: others take the tasks in between."""
-        part = self.g.k_blocks // self.s.k_parts
-        skipped = (f.frame.load_index(THREADS) - 1) * part if self.s.k_parts > 1 else f.index(0)
-        return (block + 1 < last).select(block + 1, block + 1 + skipped)
+        parts = self.s.k_parts
+        part = (f.task + f.frame.load_index(THREADS)) % parts
+        return (block + 1 < last).select(block + 1, part * self.g.k_blocks // parts)
 
     def _locate(self, f: Function, index: Index) -> _Task:
         """Decode a task number; pack its input where that is needed."""

@@ -64,5 +64,6 @@ class Fingerprint:
 
 
 def _row(address: int, floats: int) -> tuple[int, int, int]:
+    """From the first pair of floats to the last."""
     samples = min(SAMPLES, floats // 2)
-    return address, (floats - 2) // samples or 1 if samples else 1, samples
+    return address, (floats - 2) // max(1, samples - 1) or 1, samples

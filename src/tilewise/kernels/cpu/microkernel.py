@@ -20,13 +20,6 @@ class Walk:
 
     loops: tuple[tuple[int, int, int], ...]
 
-    @property
-    def steps(self) -> int:
-        steps = 1
-        for count, _, _ in self.loops:
-            steps *= count
-        return steps
-
     @staticmethod
     def packed(width: int, *a_loops: tuple[int, int]) -> Walk:
         """Loops of (count, step of a) against rows of `width` floats read in order."""

@@ -17,13 +17,13 @@ from .threads import BATCH, X, Y, emit_entry, emit_region
 from .tiling import ceil_div
 
 KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
-TASK = 1 << 14  # floats to read that are worth a task
+WORTH = 1 << 14  # floats to read that are worth a task
 
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     """x, images of p.conv_h x p.conv_w pixels with p.k channels, to y."""
     m, size = Module(isa), p.epilogue.pool
-    rows = min(p.out_h, ceil_div(TASK, size * p.conv_w * p.k))
+    rows = min(p.out_h, ceil_div(WORTH, size * p.conv_w * p.k))
     tasks = ceil_div(p.out_h, rows)
     with m.function("rows", **KINDS) as f:
         image, first = f.task // tasks, f.task % tasks * rows
