@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .ops import conv2d, conv2d_norm, output_shape, then
+from .ops import conv2d, conv2d_norm, then
+from .options import output_shape
 from .patterns import CONV2D, F_BATCH_NORM, Chain, arguments, padded_by
 
 NORM = ("running_mean", "running_var", "weight", "bias", "eps")

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from ..runtime.weights import Norm, fold
 from .again import Again
-from .ops import call_again, conv2d, conv2d_norm, options_of, output_shape
+from .ops import call_again, conv2d, conv2d_norm
+from .options import options_of, output_shape
 
 
 class Conv2d(nn.Conv2d):

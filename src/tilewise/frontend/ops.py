@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from operator import index
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_wit
 from .again import Again, form, is_transformed, is_unwatched
 from .devices import target_of
 from .gradients import by_engine, by_torch
+from .options import Options, options_of, output_shape
 
 ENGINE = Engine(ALGORITHMS)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -162,75 +161,6 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise InvalidProblem(f"bias has shape {tuple(bias.shape)}, needs ({weight.shape[0]},)")
 
 
-Options = tuple[Any, ...]  # stride, padding (top, bottom, left, right), dilation, groups, ...
-
-
-def options_of(stride: Any, padding: Any, dilation: Any, groups: int, activation: str | None,
-               pool: int, taps: Sequence[int]) -> Options:
-    """What a convolution is asked for besides its tensors, checked, in full."""
-    if torch.compiler.is_compiling():  # which sees no caches
-        return _options(stride, padding, dilation, groups, activation, pool, taps)
-    try:
-        return _known_options(stride, padding, dilation, groups, activation, pool, taps)
-    except TypeError:  # a list has no hash
-        return _options(stride, padding, dilation, groups, activation, pool, taps)
-
-
-def _options(stride: Any, padding: Any, dilation: Any, groups: int, activation: str | None,
-             pool: int, taps: Sequence[int]) -> Options:
-    if activation is not None or pool != 1:
-        Epilogue(activation=activation, pool=pool)  # says what is wrong with either
-    steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
-    sides = _padding(padding, taps, steps, dilations)
-    return steps, sides, dilations, _whole(groups, "groups"), activation, _whole(pool, "pool")
-
-
-_known_options = lru_cache(maxsize=1024)(_options)
-
-
-def _pair(value: int | Sequence[int], name: str) -> tuple[int, ...]:
-    numbers = value if isinstance(value, Sequence) else (value,)
-    values = tuple(_whole(number, name) for number in numbers)
-    if len(values) == 1:
-        return values * 2
-    if len(values) != 2:
-        raise InvalidProblem(f"{name} is {value}, needs one or two numbers")
-    return values
-
-
-def _whole(number: Any, name: str) -> int:
-    """As int: what is equal must also be the same, for it is remembered."""
-    if torch.compiler.is_compiling():  # where it may be a symbol
-        return number  # type: ignore[no-any-return]
-    try:
-        return index(number) + 0  # also of numpy, and True as 1
-    except TypeError:
-        raise InvalidProblem(f"{name} has {number!r}, needs whole numbers") from None
-
-
-def _padding(padding: Any, taps: Sequence[int], stride: tuple[int, ...],
-             dilation: tuple[int, ...]) -> tuple[int, ...]:
-    """As (top, bottom, left, right)."""
-    if isinstance(padding, str):
-        return _named_padding(padding, taps, stride, dilation)
-    if isinstance(padding, Sequence) and len(padding) == 4:
-        return tuple(_whole(side, "padding") for side in padding)
-    vertical, horizontal = _pair(padding, "padding")
-    return (vertical, vertical, horizontal, horizontal)
-
-
-def _named_padding(padding: str, taps: Sequence[int], stride: tuple[int, ...],
-                   dilation: tuple[int, ...]) -> tuple[int, ...]:
-    if padding == "valid":
-        return (0, 0, 0, 0)
-    if padding != "same":
-        raise InvalidProblem(f"padding is {padding!r}, needs 'same', 'valid' or numbers")
-    if stride != (1, 1):
-        raise InvalidProblem(f"padding is 'same' with stride {list(stride)}, needs stride 1")
-    totals = [d * (size - 1) for d, size in zip(dilation, taps, strict=True)]
-    return tuple(side for total in totals for side in (total // 2, total - total // 2))
-
-
 def is_channels_last(tensor: Tensor) -> bool:
     """Whether torch takes a tensor for channels-last: strides that grow over C, W, H, N."""
     (_, c, h, w), (image, channel, row, column) = tensor.shape, tensor.stride()
@@ -326,17 +256,6 @@ def _fake_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, var
     shape: Any = _fake
     *rest, max_error = options
     return shape(x, weight, bias, residual, *rest, None, max_error)
-
-
-def output_shape(x: Tensor, weight: Tensor, stride: Any, padding: Any,
-                 dilation: Any) -> tuple[int, ...]:
-    """Shape of a convolution's result, with the arguments of `conv2d`."""
-    taps = weight.shape[2:]
-    (down, across), (top, bottom, left, right), (dh, dw), *_ = options_of(
-        stride, padding, dilation, 1, None, 1, taps)
-    h = (x.shape[-2] + top + bottom - dh * (taps[0] - 1) - 1) // down + 1
-    w = (x.shape[-1] + left + right - dw * (taps[1] - 1) - 1) // across + 1
-    return (*x.shape[:-3], weight.shape[0], h, w)
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
