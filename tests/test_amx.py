@@ -37,6 +37,8 @@ FLOOR = 150  # problems of each algorithm and number of products
 CHUNKS = 2
 DEEP_ONES = (("cpu_winograd", "n2c1100h5w6k40r3s3p1_f32_forward+bias"),
              ("cpu_direct", "n1c600h4w5k40r3s3p1_f32_forward+relu"),
+             ("cpu_direct", "n2c600h7w9k40r3s3p1_f32_forward+bias+relu+pool2"),
+             ("cpu_direct", "n2c600h5w8k40r1s1_f32_forward+bias+residual+relu+pool2"),
              ("cpu_pointwise", "n8c1100h9w9k70r1s1_f32_forward"),
              ("cpu_pointwise", "n3c1100h1w1k70r1s1_f32_forward+bias+relu"),
              ("cpu_winograd", "n2c40h9w10k70r3s3p1_f32_backward_data"),
@@ -49,7 +51,7 @@ DEEP = "n8c512h28w28k512r3s3p1_f32_forward+bias+relu"
 
 
 def test_rows_without_the_unit_generate_what_they_did() -> None:
-    """The file was recorded before the matrix unit was used."""
+    """Recorded before the matrix unit was used, where cpu_direct pools, when it began to."""
     recorded = json.loads(Path(__file__).with_name("generated_code.json").read_text())
     found = {name: generated_code.hash_of(*kernel, Schedule(**recorded[name]["schedule"]))
              for kernel in generated_code.kernels() for name in [generated_code.name_of(*kernel)]}
@@ -71,6 +73,14 @@ def test_only_the_unit_s_row_has_products() -> None:
             if not algorithm.reject(p, Target("cpu", row, 2)):
                 assert "products" not in algorithm.space(p, Target("cpu", row, 2)).tunables
                 assert len(algorithm.defaults(p, Target("cpu", row, 2))) == 1
+
+
+def test_tasks_end_where_windows_do() -> None:
+    p, t = Problem.parse("n1c64h15w15k64r3s3p1_f32_forward+pool2"), Target("cpu", "amx", 2)
+    s = GENERATED["cpu_direct"].defaults(p, t)[-1]
+    legal = [rows for rows in range(1, 60)
+             if s.with_(block_rows=rows) in GENERATED["cpu_direct"].space(p, t)]
+    assert legal == [2, 4, 8, 14, 16, 28]
 
 
 # parts

@@ -10,15 +10,16 @@ import faults
 import pytest
 from faults import changed, replaced
 from test_amx import needs_amx
-from test_mutations import PADDED, Mutation, check, next_bias, whole_vectors
+from test_mutations import PADDED, POOLED, Mutation, check, next_bias, whole_vectors
 
-from tilewise.kernels.cpu import amx, direct_amx, geometry, parts, tiling, winograd_amx
+from tilewise.kernels.cpu import amx, direct_amx, epilogue, geometry, parts, tiling, winograd_amx
 from tilewise.kernels.cpu.emit import Function
 from tilewise.kernels.cpu.microkernel import LINE
 
 __all__ = ["check"]  # called by faults
 STRIDED = "n2c37h9w19k21r3s3u2p1_f32_forward"
 BARE = "n2c37h5w7k21r1s1_f32_forward+bias"
+ADDED = "n2c37h9w19k21r3s3p1_f32_forward+bias+residual+relu+pool2"
 LONG = "n1c600h3w5k21r3s3p1_f32_forward"  # the depth takes two passes
 MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
 SPLIT, PACK = parts.split, parts.pack_columns
@@ -73,6 +74,19 @@ MUTATIONS = {
         changed(direct_amx.Geometry, "starts", lambda starts: [
             (starts[1][0], 0), (starts[0][0], 1), *starts[2:]]), "cpu_direct", STRIDED,
         {"products": 1}),
+    "pooling takes the first": Mutation(
+        replaced(direct_amx, "pool", lambda window: window[0]), "cpu_direct", POOLED,
+        {"products": 1}),
+    "pooling leaves out the last": Mutation(
+        replaced(direct_amx, "pool", lambda window: epilogue.pool(window[:-1])), "cpu_direct",
+        ADDED, {"products": 1}),
+    "sums that wait to be pooled share their place": Mutation(
+        changed(direct_amx.Geometry, "wait", lambda wait: False), "cpu_direct", POOLED,
+        {"products": 1}),
+    "a window's residuals are all the first's": Mutation(
+        replaced(direct_amx, "finish", lambda f, value, end, bias, residual, count:
+                 epilogue.finish(f, value, end, bias, (residual[0], bias[1]), count)),
+        "cpu_direct", ADDED, {"products": 1}),
     "padding is not cleared": Mutation(
         replaced(direct_amx._Direct, "_clear", clears_nothing), "cpu_direct", PADDED,
         {"products": 1}),

@@ -27,6 +27,7 @@ from tilewise.kernels.cpu import (
     masks,
     outer,
     pixels,
+    pooling,
     threads,
     tiling,
     winograd,
@@ -37,6 +38,7 @@ from tilewise.kernels.cpu import (
 from tilewise.kernels.cpu.emit import Index, Pointer
 from tilewise.kernels.cpu.epilogue import activate, finish
 from tilewise.kernels.cpu.microkernel import Walk
+from tilewise.kernels.cpu.threads import Y
 from tilewise.kernels.cpu.tiling import emit_copy
 from tilewise.kernels.cpu.transforms import transform
 from tilewise.kernels.cpu.windows import Windows
@@ -233,6 +235,13 @@ MUTATIONS = {
     "borders count as inside": Mutation(
         replaced(depthwise.Geometry, "inside", lambda self, tile: True), "cpu_depthwise",
         DEPTHWISE),
+    "a direct convolution's pooling takes the first": Mutation(
+        replaced(pooling, "pool", lambda window: window[0]), "cpu_direct", POOLED),
+    "what is to be pooled lies where rows are packed": Mutation(
+        changed(direct.Geometry, "partial_floats", lambda floats: 0), "cpu_direct", POOLED),
+    "parts are summed into the result that is still to be pooled": Mutation(
+        replaced(direct._Direct, "_result", lambda self, f: f.frame.load_pointer(Y)),
+        "cpu_direct", POOLED.replace("c5", "c8"), {"split": 4}),
     "pooling takes the first": Mutation(
         replaced(winograd, "pool", lambda window: window[0]), "cpu_winograd", POOLED),
     "positions overlap": Mutation(

@@ -58,7 +58,8 @@ def as_pixels(p: Problem) -> Problem:
 
 def is_pixelwise(p: Problem) -> bool:
     """Whether every pixel gives an output and sees nothing but itself."""
-    return (p.r, p.s, p.stride, p.groups) == (1, 1, (1, 1), 1) and not any(p.padding)
+    return ((p.r, p.s, p.stride, p.groups, p.epilogue.pool) == (1, 1, (1, 1), 1, 1)
+            and not any(p.padding))
 
 
 def on_matrix(t: Target, products: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.algorithm import accumulation_error, split_error
-from ..core.cost import seconds, tile_cycles
+from ..core.cost import REGION, seconds, tile_cycles, traffic
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
@@ -23,8 +23,9 @@ class CpuDirect(CpuAlgorithm):
     """Packs padded rectangles of the input, multiplies them in register tiles."""
 
     name = "cpu_direct"
-    version = 3
+    version = 4
     kernel = "direct"
+    fuses = CpuAlgorithm.fuses | {"pool2"}
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return cpu_f32_forward(p, t)
@@ -131,5 +132,9 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     apart = p.output_bytes / 8 if s.k_parts > 1 else 0  # tasks write into each other's pixels
     tasks = p.n * p.groups * row_blocks * s.k_parts * s.split
     extra = 2 * p.output_bytes * s.split if s.split > 1 else 0
-    return seconds(t, one * tiles + packed + stream + apart, p.image_bytes + extra, tasks,
-                   1 if s.split == 1 else 2, p.weight_bytes)
+    pooling = 0.0
+    if p.epilogue.pool > 1:
+        whole = p.output_bytes * p.epilogue.pool ** 2
+        extra, pooling = extra + whole - p.output_bytes, REGION + traffic(t, 2 * whole)
+    return pooling + seconds(t, one * tiles + packed + stream + apart, p.image_bytes + extra, tasks,
+                             1 if s.split == 1 else 2, p.weight_bytes)

@@ -39,7 +39,9 @@ def _heights(p: Problem) -> tuple[int, ...]:
     """Rows of a task that make sense."""
     if is_pixelwise(p):
         return BLOCKS
-    return tuple(rows for rows in LOW if rows == 1 or rows // 2 < p.conv_h)
+    pool = p.epilogue.pool  # whose windows lie in one task
+    return tuple(rows for rows in LOW if (rows == 1 or rows // 2 < p.conv_h)
+                 and (rows % pool == 0 or rows >= p.conv_h))
 
 
 def _likely_heights(p: Problem) -> tuple[int, ...]:

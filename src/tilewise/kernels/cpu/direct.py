@@ -19,6 +19,7 @@ from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish
 from .geometry import BlocksOfK
 from .microkernel import LINE, Walk, multiply
+from .pooling import emit_pool
 from .threads import (
     BATCH,
     BIAS,
@@ -83,8 +84,10 @@ class Geometry(BlocksOfK):
 
     @cached_property
     def partial_floats(self) -> int:
-        """Scratch of all partial sums of one image."""
-        return self.p.conv_h * self.p.conv_w * self.p.k * self.s.split if self.s.split > 1 else 0
+        """Scratch of one image whose sums are still to be added up, or pooled."""
+        if self.s.split == self.p.epilogue.pool == 1:
+            return 0
+        return self.p.conv_h * self.p.conv_w * self.p.k * int(self.s.split)
 
     def walk(self, vectors: int) -> Walk:
         """The reduction, against a panel that is `vectors` wide."""
@@ -182,6 +185,8 @@ class _Direct:
                                lambda f, frame: self.g.tasks(frame.load_index(BATCH)), body)]
         if self.s.split > 1:
             regions.append(self._reduction())
+        if self.p.epilogue.pool > 1:
+            regions.append(emit_pool(self.m, self.p, self._result))
         emit_entry(self.m, regions)
         return self.m
 
@@ -298,9 +303,13 @@ class _Direct:
 
     def _output(self, f: Function, part: Index) -> Pointer:
         if self.s.split == 1:
-            return f.frame.load_pointer(Y)
+            return self._result(f)
         one_part = f.frame.load_index(BATCH) * (self.g.partial_floats // self.s.split)
         return f.frame.load_pointer(SCRATCH) + part * one_part
+
+    def _result(self, f: Function) -> Pointer:
+        """Where sums go that are not to be added up: to be pooled, in the place of the first."""
+        return f.frame.load_pointer(Y if self.p.epilogue.pool == 1 else SCRATCH)
 
     def _block(self, f: Function, task: _Task, block: Index, last: Index, end: bool) -> None:
         """All tiles of a task against one block of output channels."""
@@ -327,8 +336,8 @@ class _Direct:
         p, lanes = self.p, self.isa.lanes
         image = p.conv_h * p.conv_w * p.k
         with self.m.function("sum", frame="pointer", task="index", worker="index") as f:
-            pointers = [f.frame.load_pointer(i) for i in (SCRATCH, BIAS, RESIDUAL, Y)]
-            parts, bias, residual, y = pointers
+            pointers = [f.frame.load_pointer(i) for i in (SCRATCH, BIAS, RESIDUAL)]
+            (parts, bias, residual), y = pointers, self._result(f)
             batch = f.frame.load_index(BATCH)
 
             def one(k: Index | int, at: Index, count: int | None) -> None:

@@ -18,8 +18,8 @@ from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
 from .amx import DEPTH, SIDE, TILE, Side, multiply
-from .emit import Function, Index, Module, Pointer
-from .epilogue import finish
+from .emit import Function, Index, Module, Pointer, Vector
+from .epilogue import finish, pool
 from .geometry import BlocksOfK
 from .microkernel import LINE, Walk
 from .parts import PARTS, pack_columns, split
@@ -103,9 +103,14 @@ class Geometry(BlocksOfK):
         return Passes(self.chunks, self.chunks if self.groups == 1 else max(1, PANEL // chunk))
 
     @cached_property
+    def wait(self) -> bool:
+        """Whether the sums of all groups are kept: for another pass, or to be pooled."""
+        return self.passes.count > 1 or self.p.epilogue.pool > 1
+
+    @cached_property
     def sums_floats(self) -> int:
         """Sums of one block of output channels: of one group, or of all where they wait."""
-        return self.group * self.block_k * (1 if self.passes.count == 1 else self.groups)
+        return self.group * self.block_k * (self.groups if self.wait else 1)
 
     @cached_property
     def lines_ahead(self) -> int:
@@ -174,7 +179,8 @@ class _Direct:
         self.convert, self.clear = self._convert(), self._clear()
         self.pack = self._pack()
         self.products = {end: self._product(end) for end in self.g.ends}
-        self.writes = {end: self._write(end) for end in self.g.ends}
+        write = self._write if self.p.epilogue.pool == 1 else self._pool
+        self.writes = {end: write(end) for end in self.g.ends}
         body = self._body()
         emit_entry(self.m, [emit_region(
             self.m, "multiply", lambda f, frame: self.g.tasks(frame.load_index(BATCH)), body,
@@ -292,6 +298,39 @@ class _Direct:
             value = finish(f, c.load(k), self.p.epilogue, (f.bias, k), (residual, k), count)
             y.store(value, k, count=count, streaming=self.s.streaming and count == lanes)
 
+    def _pool(self, end: bool) -> Function:
+        """The sums of `rows` rows of outputs, of each window the largest."""
+        g, p, size = self.g, self.p, self.p.epilogue.pool
+        width = g.vectors(end) * g.lanes
+        kinds: Any = {"c": "pointer", "bias": "pointer", "residual": "pointer", "y": "pointer",
+                      "rows": "index"}
+        name = "pool_end" if end else "pool"
+        with (self.m.function(name, **kinds) as f, f.loop(f.rows // size) as row,
+              f.loop(p.out_w) as col):
+            y = f.y + (row.i * p.out_w + col.i) * p.k
+            c = f.c + (row.i * g.pitch + col.i) * (size * width)
+            residual = f.residual + (row.i * p.conv_w + col.i) * (size * p.k)
+            for k in range(0, width, g.lanes):
+                count = min(g.lanes, g.channels(end) - k)
+                value = self._largest(f, c, residual, k, width, count)
+                y.store(value, k, count=count, streaming=self.s.streaming and count == g.lanes)
+        return f
+
+    def _largest(self, f: Function, c: Pointer, residual: Pointer, k: int, width: int,
+                 count: int) -> Vector:
+        """Of a window; a bias and an activation keep the order, what is added to each does not."""
+        g, p = self.g, self.p
+        window = [(i, j) for i in range(p.epilogue.pool) for j in range(p.epilogue.pool)]
+        sums = [c.load((i * g.pitch + j) * width + k) for i, j in window]
+
+        def finished(value: Vector, i: int, j: int) -> Vector:
+            at = (i * p.conv_w + j) * p.k + k
+            return finish(f, value, p.epilogue, (f.bias, k), (residual, at), count)
+
+        if p.epilogue.residual:
+            return pool([finished(value, *at) for value, at in zip(sums, window, strict=True)])
+        return finished(pool(sums), 0, 0)
+
     # one task
 
     def _body(self) -> Function:
@@ -306,7 +345,8 @@ class _Direct:
             a = f.frame.load_pointer(SCRATCH) + f.worker * g.pack_floats
             x = f.frame.load_pointer(X) + image * (p.h * p.w * p.c)
             f.call(self.pack, x, a, top * p.stride[0] - p.padding[0], rows)
-            at = (image * p.conv_h + top) * p.conv_w * p.k
+            at = ((image * p.conv_h + top) * p.conv_w * p.k,
+                  (image * p.out_h + top // p.epilogue.pool) * p.out_w * p.k)
             first, last = part * g.k_blocks // s.k_parts, (part + 1) * g.k_blocks // s.k_parts
             whole = g.k_blocks - int(g.has_tail)
             if whole:
@@ -317,24 +357,29 @@ class _Direct:
                     self._block(f, a, at, f.index(whole), rows, end=True)
         return f
 
-    def _block(self, f: Function, a: Pointer, at: Index, block: Index, rows: Index,
+    def _block(self, f: Function, a: Pointer, at: tuple[Index, Index], block: Index, rows: Index,
                end: bool) -> None:
-        """All pixels of a task against one block of output channels."""
+        """All pixels of a task against one block of output channels.
+
+        `at` are the task's first output and the first that is left of them when they are pooled.
+        """
         g = self.g
         k, sums, pixels = block * g.block_k, a + g.chunks * g.chunk_floats, rows * g.pitch
         weight = f.frame.load_pointer(WEIGHT) + block * g.panel_floats(g.block_k)
         width = g.vectors(end) * g.lanes
         chunk = g.panel_floats(width) // g.chunks
+        operands = [f.frame.load_pointer(base) + start for base, start in
+                    ((BIAS, k), (RESIDUAL, at[0] + k), (Y, at[1] + k))]
         fetched = len(g.taps) * g.lines_ahead * LINE  # by one group in one chunk
         for one in g.passes.each(f):
             here, b = a + one.start * g.chunk_floats, weight + one.start * chunk
             ahead = b + (SOON if g.groups == 1 else one.length * chunk)
             with f.loop(pixels, step=g.group) as pixel:
-                c = sums if g.passes.count == 1 else sums + pixel.i * width
+                c = sums + pixel.i * width if g.wait else sums
                 f.call(self.products[end][one.kind], here + pixel.i * LINE, b, c,
                        ahead + pixel.i // g.group * (one.length * fetched))
-                if one.last:
-                    f.call(self.writes[end], c, f.frame.load_pointer(BIAS) + k,
-                           f.frame.load_pointer(RESIDUAL) + (at + k),
-                           f.frame.load_pointer(Y) + (at + k), pixel.i,
+                if one.last and self.p.epilogue.pool == 1:
+                    f.call(self.writes[end], c, *operands, pixel.i,
                            (pixels - pixel.i).minimum(g.group))
+        if self.p.epilogue.pool > 1:
+            f.call(self.writes[end], sums, *operands, rows)
