@@ -1,4 +1,4 @@
-"""Linear layers on the matrix unit: when, how exactly, and that all else is torch's."""
+"""Linear layers with large weights: when, how exactly, and that the rest is torch's."""
 
 from __future__ import annotations
 
@@ -68,15 +68,19 @@ def planned(rows: int, setting: str, target: Target = T) -> str:
     p = Problem.parse(f"n{rows}c4096h1w1k4096r1s1_f32_forward+bias+relu")
     with precision(setting):
         plan = ENGINE.plan(p, target)
-    return f"{plan.algorithm} {plan.schedule.get('products', 0)}"
+    s = plan.schedule
+    return f"{plan.algorithm} {s.get('products') or s.get('bits', 0)}"
 
 
 def test_precision_and_rows_decide() -> None:
-    assert {planned(rows, "highest") for rows in (1, 8, 64)} == {"torch_linear 0"}
-    assert [planned(rows, "high") for rows in (1, 2, 4, 8, 64)] == [
-        "torch_linear 0", "torch_linear 0", "cpu_linear 3", "cpu_linear 3", "cpu_linear 3"]
-    assert {planned(rows, "medium") for rows in (1, 8, 64)} == {"cpu_linear 1"}
-    assert planned(8, "medium", T.with_(isa="avx512")) == "torch_linear 0"
+    rows = (1, 3, 4, 8, 64)
+    torch_s, few = "torch_linear 0", "cpu_few_rows"
+    assert [planned(n, "highest") for n in rows] == [
+        torch_s, torch_s, f"{few} 32", f"{few} 32", torch_s]
+    assert [planned(n, "high") for n in rows] == [f"{few} 24"] * 3 + ["cpu_linear 3"] * 2
+    assert [planned(n, "medium") for n in rows] == [f"{few} 16"] * 3 + ["cpu_linear 1"] * 2
+    assert [planned(n, "high", T.with_(isa="avx512")) for n in rows] == [f"{few} 24"] * 4 + [
+        torch_s]
 
 
 def test_small_weights_are_refused() -> None:
@@ -164,8 +168,12 @@ def test_the_rest_is_torch_s(change: Callable[..., tuple[Tensor, ...]]) -> None:
         assert same_as_torch(*change(*operands(8)))
 
 
-def test_highest_is_torch_s() -> None:
-    assert same_as_torch(*operands(8))
+def test_highest_is_float32() -> None:
+    """Torch's own, unless it would pack the weight for a handful of rows."""
+    assert same_as_torch(*operands(2))
+    x, weight, bias = operands(8)
+    with torch.no_grad():
+        assert error(linear(x, weight, bias), x, weight, bias) < 1e-6
 
 
 def test_modes_are_torch_s() -> None:

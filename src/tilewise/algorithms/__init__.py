@@ -5,6 +5,7 @@ from .cpu_depthwise import CpuDepthwise
 from .cpu_depthwise_weight import CpuDepthwiseWeight
 from .cpu_direct import CpuDirect
 from .cpu_direct_weight import CpuDirectWeight
+from .cpu_few_rows import CpuFewRows
 from .cpu_linear import CpuLinear
 from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
@@ -50,5 +51,6 @@ FILTERS: list[Algorithm] = [
 # of linear layers
 LINEAR: list[Algorithm] = [
     CpuLinear(),
+    CpuFewRows(),
     TorchLinear(),
 ]

@@ -10,7 +10,7 @@ from ..core.target import Target
 from .vendor import Vendor
 
 CALL = 5e-6  # seconds
-FEW = 2  # rows up to which it multiplies without packing the weight
+FEW = 3  # rows up to which it multiplies without packing the weight
 
 
 class TorchLinear(Vendor):

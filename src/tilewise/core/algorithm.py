@@ -92,6 +92,11 @@ def split_error(products: int, terms: int) -> float:
     return left_out[products] * (2.0 + 8.0 / math.sqrt(terms))
 
 
+def rounding_error(bits: int, terms: int) -> float:
+    """Bound on what such sums err because one operand keeps so many leading bits; all with 24."""
+    return 2.0 ** -bits / math.sqrt(6) * (2.0 + 8.0 / math.sqrt(terms)) if bits < 24 else 0.0
+
+
 def split_bits(products: int) -> int:
     """Leading bits that so many products keep."""
     return {0: 24, 1: 8, 3: 16, 6: 24}[products]

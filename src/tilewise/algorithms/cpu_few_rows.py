@@ -1,0 +1,61 @@
+"""Linear layers of few rows: all that counts is how many bytes of weights are read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core.algorithm import accumulation_error, rounding_error
+from ..core.cost import seconds
+from ..core.problem import Problem
+from ..core.schedule import Schedule, Space
+from ..core.target import Target
+from .common import CpuAlgorithm, cpu_f32_forward
+from .cpu_linear import LEAST
+
+STORED = (32, 24, 16)  # bits of a weight in memory
+KEPT = {32: 24, 24: 16, 16: 8}  # leading bits of its value, of which the first is not stored
+TOGETHER = 4  # rows that share the weights in registers
+AGAIN = 0.8  # of the time for the first of them that the next take
+TORCH = 1.02  # torch reads float32 as fast; it is what a caller had before
+
+
+class CpuFewRows(CpuAlgorithm):
+    """Reads the weight as it is, or rounded to 24 or 16 bits; products and sums are float32."""
+
+    name = "cpu_few_rows"
+    kernel = "few_rows"
+
+    def reject(self, p: Problem, t: Target) -> list[str]:
+        reasons = cpu_f32_forward(p, t)
+        if (p.r, p.s, p.h, p.w) != (1, 1, 1, 1):
+            reasons.append(f"filter is {p.r}x{p.s}, image is {p.h}x{p.w}, needs 1x1 and 1x1")
+        if p.groups > 1:
+            reasons.append(f"groups is {p.groups}, needs 1")
+        if p.weight_bytes < LEAST:
+            reasons.append(f"weight has {p.weight_bytes} bytes, needs at least {LEAST}")
+        return reasons
+
+    def error(self, p: Problem, t: Target, s: Schedule) -> float:
+        return accumulation_error(p.c) + rounding_error(self.bits(s), p.c)
+
+    def bits(self, s: Any) -> int:
+        return KEPT[s.bits]
+
+    def space(self, p: Problem, t: Target) -> Space:
+        return Space(bits=STORED, streams=(2, 4, 8))
+
+    def default(self, p: Problem, t: Target) -> Schedule:
+        return Schedule(bits=32, streams=4)
+
+    def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
+        return tuple(self.default(p, t).with_(bits=bits) for bits in STORED)
+
+    def cost(self, p: Problem, t: Target, s: Any) -> float:
+        cycles = p.n * p.k * p.c / t.lanes / t.row.units
+        times = 1 + AGAIN * (math.ceil(p.n / TOGETHER) - 1)
+        return seconds(t, cycles, p.image_bytes, 0,
+                       weights=TORCH * times * p.weight_bytes * s.bits / 32)
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        return self._geometry(p, t, s).pack_weight(weight)

@@ -1,0 +1,240 @@
+"""A few rows times a large matrix: the matrix is read once, and reading it is all that takes time.
+
+A worker reads several rows of the matrix side by side: memory gives more to several streams than to
+one. Weights may be kept in fewer bits than float32 has: a chunk of them is two vectors of upper
+halves, and one of the bytes below.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from llvmlite import ir
+
+from ...core.isa import Isa
+from ...core.problem import Problem
+from ...core.schedule import Schedule
+from . import memory
+from .emit import F32, I32, Function, Index, Module, Pointer, Vector
+from .epilogue import finish
+from .geometry import Sizes
+from .microkernel import LINE
+from .threads import BATCH, BIAS, RESIDUAL, WEIGHT, X, Y, emit_entry, emit_region
+from .tiling import ceil_div
+
+VECTORS = 4  # of values in a chunk
+TEMPORARIES = 5  # registers for weights and what they are made from
+MOST = 4  # rows of the input that share the weights in registers
+WORTH = 1 << 19  # bytes of weights that are worth a task
+AHEAD = 512  # floats of a stream that are asked for before they are used
+AT_ONCE = 1 << 22  # values that are prepared together
+UPPER, BYTE = -1 << 16, 0xFF00  # the upper half of a float, and the byte below it
+QUIET = 0x7FC0_0000  # NaN
+
+
+class Geometry(Sizes):
+    """Every size of a product of few rows."""
+
+    @cached_property
+    def packed(self) -> bool:
+        return self.s.bits < 32
+
+    @cached_property
+    def chunk(self) -> int:
+        """Values of a chunk."""
+        return VECTORS * self.lanes
+
+    @cached_property
+    def chunk_floats(self) -> int:
+        """Floats that the memory of a chunk would hold."""
+        return self.chunk * self.s.bits // 32
+
+    @cached_property
+    def row_floats(self) -> int:
+        """From one row of the matrix to the next."""
+        return ceil_div(self.p.c, self.chunk) * self.chunk_floats if self.packed else self.p.c
+
+    @cached_property
+    def places(self) -> int:
+        """Rows of a stream."""
+        return ceil_div(self.p.k, self.s.streams)
+
+    @cached_property
+    def together(self) -> int:
+        """Places of a task."""
+        return min(self.places, ceil_div(WORTH, 4 * self.s.streams * self.row_floats))
+
+    @cached_property
+    def tasks(self) -> int:
+        return ceil_div(self.places, self.together)
+
+    def scratch_bytes(self, threads: int) -> int:
+        return 0
+
+    def pack_weight(self, weight: Any) -> Any:
+        """(K, C, 1, 1) to rows of chunks, some rows at a time."""
+        if not self.packed:
+            return weight.contiguous()
+        packed = memory.empty(self.p.k, self.row_floats).view(torch.int32)
+        some = ceil_div(AT_ONCE, self.p.c)
+        for to, values in zip(packed.split(some), weight.flatten(1).split(some), strict=True):
+            to.copy_(self._pack_rows(values))
+        return packed
+
+    def _pack_rows(self, values: Any) -> Any:
+        rows, c = values.shape
+        values = torch.nn.functional.pad(values, (0, -c % self.chunk))
+        kept = rounded(values, 32 - self.s.bits).view(torch.uint8).reshape(
+            rows, -1, VECTORS, self.lanes, 4)
+        # two values share a word of upper halves, and four one of bytes
+        halves = kept[..., 2:].unflatten(2, (-1, 2)).transpose(3, 4).flatten(2)
+        bytes_ = kept[..., 1].transpose(2, 3).flatten(2)
+        parts = [halves] if self.s.bits == 16 else [halves, bytes_]
+        return torch.cat(parts, dim=2).flatten(1).view(torch.int32)
+
+
+def rounded(values: torch.Tensor, dropped: int) -> torch.Tensor:
+    """The bits of floats, rounded to nearest even so that the last `dropped` are zero."""
+    bits = values.view(torch.int32)
+    even = (1 << (dropped - 1)) - 1 + (bits >> dropped & 1)
+    return torch.where(values.isnan(), QUIET, bits + even) & -1 << dropped
+
+
+def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+    """The module of a product of few rows."""
+    return _Rows(Geometry(p, s, isa.lanes), isa).module()
+
+
+class _Rows:
+    def __init__(self, geometry: Geometry, isa: Isa) -> None:
+        self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
+        room = isa.registers - TEMPORARIES
+        self.group = max(1, min(MOST, room // (self.s.streams + 1)))
+
+    def module(self) -> Module:
+        self.m = Module(self.isa)
+        self.products = {rows: self._product(rows) for rows in range(1, self.group + 1)}
+        body = self._body()
+        emit_entry(self.m, [emit_region(self.m, "multiply", lambda f, frame: self.g.tasks, body)])
+        return self.m
+
+    def _body(self) -> Function:
+        """Some places of all streams, for all rows of the input."""
+        g = self.g
+        with self.m.function("body", frame="pointer", task="index", worker="index") as f:
+            batch = f.frame.load_index(BATCH)
+            whole = batch // self.group * self.group
+            first = f.task * g.together
+            with f.loop((first + g.together).minimum(g.places), start=first) as place:
+                with f.loop(whole, step=self.group) as row:
+                    self._call(f, self.group, row.i, place.i)
+                for rest in range(1, self.group):
+                    with f.when((batch - whole).equals(rest)):
+                        self._call(f, rest, whole, place.i)
+        return f
+
+    def _call(self, f: Function, rows: int, row: Index, place: Index) -> None:
+        x, y = (f.frame.load_pointer(word) for word in (X, Y))
+        weight, bias, residual = (f.frame.load_pointer(w) for w in (WEIGHT, BIAS, RESIDUAL))
+        f.call(self.products[rows], x + row * self.p.c, weight, bias, residual + row * self.p.k,
+               y + row * self.p.k, place)
+
+    def _product(self, rows: int) -> Function:
+        """So many rows of the input times one row of the matrix from each stream."""
+        g, p, streams = self.g, self.p, range(self.s.streams)
+        kinds: Any = {"x": "pointer", "weight": "pointer", "bias": "pointer",
+                      "residual": "pointer", "y": "pointer", "place": "index"}
+        with self.m.function(f"product{rows}", **kinds) as f:
+            # past the last row, some stream repeats it
+            places = [(f.place + s * g.places).minimum(p.k - 1) for s in streams]
+            weights = [f.weight + place * g.row_floats for place in places]
+            whole, rest = p.c // g.chunk, p.c % g.chunk
+            with f.loop(whole, carry=[f.vector(0.0)] * (rows * len(streams))) as chunk:
+                chunk.values = self._chunk(f, rows, f.x + chunk.i * g.chunk, [
+                    w + chunk.i * g.chunk_floats for w in weights], g.chunk, chunk.values)
+            sums = chunk.values
+            if rest:
+                sums = self._chunk(f, rows, f.x + whole * g.chunk, [
+                    w + whole * g.chunk_floats for w in weights], rest, sums)
+            for s in streams:
+                with f.when(f.place + s * g.places < p.k):
+                    for row in range(rows):
+                        self._finish(f, sums[s * rows + row], places[s] + row * p.k, places[s])
+        return f
+
+    def _chunk(self, f: Function, rows: int, x: Pointer, weights: list[Pointer], count: int,
+               sums: list[Vector]) -> list[Vector]:
+        """The sums with one chunk more of each stream, of which `count` values exist."""
+        lanes, p = self.g.lanes, self.p
+        counts = [min(lanes, count - start) for start in range(0, count, lanes)]
+        inputs = [[(x + row * p.c).load(v * lanes, count=n) for row in range(rows)]
+                  for v, n in enumerate(counts)]
+        found = []
+        for s, weight in enumerate(weights):
+            for line in range(0, self.g.chunk_floats, LINE):
+                weight.prefetch(AHEAD + line, level=1)
+            mine = sums[s * rows:(s + 1) * rows]
+            for value, x_rows in zip(self._values(f, weight, counts), inputs, strict=True):
+                mine = [f.fma(value, x_row, total) for x_row, total in zip(x_rows, mine,
+                                                                           strict=True)]
+            found += mine
+        return found
+
+    def _values(self, f: Function, weight: Pointer, counts: list[int]) -> list[Vector]:
+        """A chunk of weights as floats."""
+        lanes = self.g.lanes
+        if not self.g.packed:
+            return [weight.load(v * lanes, count=count) for v, count in enumerate(counts)]
+        words = [_Words.of(weight.load(v * lanes)) for v in range(self.g.chunk_floats // lanes)]
+        found = []
+        for v in range(len(counts)):
+            half = words[v // 2]
+            value = half.masked(UPPER) if v % 2 else half.shifted(16)
+            if self.s.bits == 24:
+                value = value.joined(words[2].shifted(8 - 8 * v).masked(BYTE))
+            found.append(value.floats())
+        return found
+
+    def _finish(self, f: Function, total: Vector, at: Index, place: Index) -> None:
+        """The sum of all lanes, in every lane, of which one is stored."""
+        lanes = self.g.lanes
+        step = lanes // 2
+        while step:
+            total = total + total.shuffle(total, [lane ^ step for lane in range(lanes)])
+            step //= 2
+        value = finish(f, total, self.p.epilogue, (f.bias, place), (f.residual, at), 1)
+        f.y.store(value, at, count=1)
+
+
+class _Words:
+    """A vector of 32-bit words."""
+
+    def __init__(self, f: Function, value: Any) -> None:
+        self.f, self.ir = f, value
+
+    @staticmethod
+    def of(value: Vector) -> _Words:
+        kind = ir.VectorType(I32, value.lanes)
+        return _Words(value.f, value.f.ll.bitcast(value.ir, kind))
+
+    def floats(self) -> Vector:
+        kind = ir.VectorType(F32, self.ir.type.count)
+        return Vector(self.f, self.f.ll.bitcast(self.ir, kind))
+
+    def shifted(self, by: int) -> _Words:
+        """Upwards, or downwards where `by` is negative."""
+        if not by:
+            return self
+        shift = self.f.ll.shl if by > 0 else self.f.ll.lshr
+        return _Words(self.f, shift(self.ir, self._same(abs(by))))
+
+    def masked(self, bits: int) -> _Words:
+        return _Words(self.f, self.f.ll.and_(self.ir, self._same(bits)))
+
+    def joined(self, other: _Words) -> _Words:
+        return _Words(self.f, self.f.ll.or_(self.ir, other.ir))
+
+    def _same(self, value: int) -> Any:
+        return ir.Constant(self.ir.type, [value] * self.ir.type.count)
