@@ -22,6 +22,7 @@ from tilewise.bench import machine
 from tilewise.bench.results import Result
 from tilewise.core import Problem, Target
 from tilewise.core.isa import ISA
+from tilewise.core.matrix import DEPTH
 from tilewise.frontend.ops import ENGINE
 from tilewise.kernels.cpu import amx, jit, memory, peak
 from tilewise.kernels.cpu.emit import Module
@@ -42,7 +43,7 @@ PANEL = 32 << 10  # bytes of a panel of B that is used again and again
 def module(isa, m, n, k, products):
     """c[column block][row][32] = a @ b, in chunks of the depth whose panel stays near."""
     out, parts = Module(isa), PARTS[products]
-    steps, groups = k // amx.DEPTH, m // 32
+    steps, groups = k // DEPTH, m // 32
     chunk = max(1, min(steps, PANEL // (parts * 4 * 2 * amx.TILE)))
     row, panel = steps * parts * amx.TILE, 2 * steps * parts * amx.TILE
     lines = -(-2 * parts * 16 // groups)  # of the next panel, fetched in a step

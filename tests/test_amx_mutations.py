@@ -20,9 +20,10 @@ __all__ = ["check"]  # called by faults
 STRIDED = "n2c37h9w19k21r3s3u2p1_f32_forward"
 BARE = "n2c37h5w7k21r1s1_f32_forward+bias"
 ADDED = "n2c37h9w19k21r3s3p1_f32_forward+bias+residual+relu+pool2"
+FEW = "n2c3h9w19k21r3s3u1x2p1_f32_forward"  # a row of taps is one of the depth's
 LONG = "n1c600h3w5k21r3s3p1_f32_forward"  # the depth takes two passes
 MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
-SPLIT, PACK = parts.split, parts.pack_columns
+SPLIT, PACK, PACK_SOME = parts.split, parts.pack_columns, direct_amx.Geometry._pack_some
 
 
 def without_product(products: int, which: int) -> Callable[..., None]:
@@ -45,6 +46,13 @@ def clears_nothing(self: Any) -> Function:
 
 def rows_of_a_swapped(f: Function, a: Any, b: Any, c: Any, left: amx.Side, *others: Any) -> None:
     amx.multiply(f, a, b, c, replace(left, tiles=left.tiles[::-1]), *others)
+
+
+def taps_by_channel(self: Any, weight: Any) -> Any:
+    """The values of a row of taps sorted by channel, then by tap."""
+    k, c, r, s = weight.shape
+    swapped = weight.permute(0, 2, 1, 3).reshape(k, r, s, c).permute(0, 3, 1, 2)
+    return PACK_SOME(self, swapped)
 
 
 MUTATIONS = {
@@ -87,6 +95,14 @@ MUTATIONS = {
         replaced(direct_amx, "finish", lambda f, value, end, bias, residual, count:
                  epilogue.finish(f, value, end, bias, (residual[0], bias[1]), count)),
         "cpu_direct", ADDED, {"products": 1}),
+    "padding beside joined taps is not cleared": Mutation(
+        replaced(direct_amx, "emit_zero", lambda *_: None), "cpu_direct", FEW, {"products": 1}),
+    "joined taps are in another order": Mutation(
+        replaced(direct_amx.Geometry, "_pack_some", taps_by_channel), "cpu_direct", FEW,
+        {"products": 1}),
+    "a row of joined taps lies among the packed ones": Mutation(
+        changed(direct_amx.Geometry, "sums_start", lambda start: start - 64), "cpu_direct", FEW,
+        {"products": 1}),
     "padding is not cleared": Mutation(
         replaced(direct_amx._Direct, "_clear", clears_nothing), "cpu_direct", PADDED,
         {"products": 1}),

@@ -10,7 +10,7 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 
-MATRIX_DEPTH, MATRIX_SIDE = 32, 16  # channels and rows of a tile of the matrix unit
+MATRIX_SIDE = 16  # rows of a tile of the matrix unit
 MATRIX_PARTS = {0: 0, 1: 1, 3: 2, 6: 3}  # bfloat16 parts of a float, by the products of them
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from ..core.algorithm import accumulation_error, split_error
 from ..core.cost import matrix_cycles, seconds, tile_cycles
+from ..core.matrix import DEPTH
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from ..kernels.winograd_math import Matrix, error_growth, matrices
 from .common import (
-    MATRIX_DEPTH,
     MATRIX_PARTS,
     MATRIX_SIDE,
     CpuAlgorithm,
@@ -123,9 +123,9 @@ class _Work:
         self.block = s.rows * s.groups
         self.blocks = max(1, math.ceil(self.tiles / self.block))
         self.products_, self.parts = products(s), MATRIX_PARTS[products(s)]
-        self.steps = math.ceil(p.c / MATRIX_DEPTH)
+        self.steps = math.ceil(p.c / DEPTH)
         # bytes of V of one tile at one position; weights are as deep
-        self.v_bytes = (2.0 * self.parts * self.steps * MATRIX_DEPTH if self.products_
+        self.v_bytes = (2.0 * self.parts * self.steps * DEPTH if self.products_
                         else 4.0 * self.c_vectors * t.lanes)
 
     def transforms(self) -> float:

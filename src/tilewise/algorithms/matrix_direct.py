@@ -7,10 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.cost import matrix_cycles, seconds
+from ..core.matrix import DEPTH, joins_taps
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
-from .common import MATRIX_DEPTH, MATRIX_PARTS, MATRIX_SIDE, is_pixelwise, streams
+from .common import MATRIX_PARTS, MATRIX_SIDE, is_pixelwise, streams
 
 PIXELS = (MATRIX_SIDE, 2 * MATRIX_SIDE)  # that are multiplied together
 LOW = (1, 2, 4, 7, 8, 14, 16, 28, 56)
@@ -53,8 +54,13 @@ def _likely_heights(p: Problem) -> tuple[int, ...]:
 
 def _together(p: Problem, rows: int) -> int:
     """Pixels of one multiply: half of what the unit takes, where a task has no more."""
-    pitch = 1 if is_pixelwise(p) else p.conv_w + (p.span_w - 1) // p.stride[1]
+    pitch = 1 if is_pixelwise(p) else p.conv_w + _beside(p)
     return PIXELS[rows * pitch > PIXELS[0]]
+
+
+def _beside(p: Problem) -> int:
+    """Pixels of a packed row beside those of the outputs."""
+    return 0 if joins_taps(p) else (p.span_w - 1) // p.stride[1]
 
 
 def defaults(p: Problem, t: Target) -> tuple[Schedule, ...]:
@@ -82,22 +88,24 @@ def cost(p: Problem, t: Target, s: Any) -> float:
     """Packing, multiplying and writing, and the traffic of operands beyond the second cache."""
     if is_pixelwise(p):
         p = p.with_(n=1, h=max(1, p.n) * p.h * p.w, w=1)
-    parts, chunks = MATRIX_PARTS[s.products], math.ceil(p.c / MATRIX_DEPTH)
-    across = (p.span_w - 1) // p.stride[1]
-    pitch, below = p.conv_w + across, (p.span_h - 1) // p.stride[0]
-    phases = min(p.stride[0], p.r) * min(p.stride[1], p.s)
+    parts, chunks = MATRIX_PARTS[s.products], math.ceil(p.c / DEPTH)
+    pitch, below = p.conv_w + _beside(p), (p.span_h - 1) // p.stride[0]
+    taps = 1 if joins_taps(p) else p.s  # of a row
+    phases = min(p.stride[0], p.r) * min(p.stride[1], taps)
     row_blocks = math.ceil(p.conv_h / s.block_rows)
     rows = p.conv_h / row_blocks  # of a block, on average
     blocks, k_vectors = p.n * row_blocks, math.ceil(p.k / t.lanes)
     lines = phases * (rows + below) * pitch * chunks
-    packing = blocks * s.k_parts * lines * 2 * (READ + PACK * parts)
+    vectors = math.ceil(p.c * p.s // taps / t.lanes) / chunks  # of a line that are not zeros
+    packing = blocks * s.k_parts * lines * (vectors * (READ + PACK * parts)
+                                            + (DEPTH / t.lanes - vectors) * parts)
     groups = blocks * math.ceil(rows * pitch / s.tile_w)
-    steps = chunks * p.r * p.s
+    steps = chunks * p.r * taps
     product = (matrix_cycles(s.tile_w // MATRIX_SIDE, s.vectors, steps, s.products)
                * k_vectors / s.vectors)
     writing = blocks * rows * p.conv_w * k_vectors * WRITE
     near = 64.0 * parts * lines
-    weights = 2.0 * parts * steps * MATRIX_DEPTH * k_vectors * t.lanes
+    weights = 2.0 * parts * steps * DEPTH * k_vectors * t.lanes
     # read again and again in the same order, a little too much is soon all too much
     lost = min(1.0, max(0.0, 4 * near / t.l2 - 2))
     far = blocks * (weights + lost * near * k_vectors / s.vectors) / FAR

@@ -17,7 +17,6 @@ from .microkernel import LINE, Walk
 from .parts import PAIRS
 
 TILE = 256  # floats in the memory of a tile
-DEPTH = 32  # values along the reduction in one operation
 SIDE = 16  # rows of A, columns of B
 MOST = 2  # tiles of C along an axis: two by two of them, two of A and two of B fill all eight
 # eight words: palette one, rows of 64 bytes, sixteen rows, in all eight tiles

@@ -2,7 +2,8 @@
 
 A task packs some rows of the input, split into parts, as [32 channels][phase][part][pixel]: a
 line of memory each. Pixels that a stride keeps apart are neighbours in a phase, so that sixteen
-outputs in a row read sixteen lines in a row at every tap. Outputs run through all columns of the
+outputs in a row read sixteen lines in a row at every tap. With few channels, a line holds all
+that a row of the filter sees, and there is one tap a row. Outputs run through all columns of the
 packed rows; those of columns that do not exist are computed and not stored. Of 1x1 filters that
 skip nothing, all pixels of all images are rows of one pixel.
 """
@@ -15,9 +16,10 @@ from typing import Any
 import torch
 
 from ...core.isa import Isa
+from ...core.matrix import DEPTH, joins_taps
 from ...core.problem import Problem
 from ...core.schedule import Schedule
-from .amx import DEPTH, SIDE, TILE, Side, multiply
+from .amx import SIDE, TILE, Side, multiply
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish, pool
 from .geometry import BlocksOfK
@@ -25,7 +27,7 @@ from .microkernel import LINE, Walk
 from .parts import PARTS, pack_columns, split
 from .passes import Kind, Passes
 from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
-from .tiling import ceil_div
+from .tiling import ceil_div, emit_copy, emit_zero
 
 PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
 AHEAD = 1024  # floats of the input that are asked for before they are packed
@@ -41,9 +43,19 @@ class Geometry(BlocksOfK):
         return PARTS[self.s.products]
 
     @cached_property
+    def joins_taps(self) -> bool:
+        """Whether a line of a packed row holds all channels of all taps in a row."""
+        return joins_taps(self.p)
+
+    @cached_property
+    def values(self) -> int:
+        """Values of a pixel, or of a row of taps."""
+        return self.p.c * self.p.s if self.joins_taps else self.p.c
+
+    @cached_property
     def chunks(self) -> int:
-        """Groups of 32 input channels."""
-        return ceil_div(self.p.c, DEPTH)
+        """Groups of 32 values."""
+        return ceil_div(self.values, DEPTH)
 
     @cached_property
     def joined(self) -> bool:
@@ -54,8 +66,8 @@ class Geometry(BlocksOfK):
     @cached_property
     def taps(self) -> list[tuple[int, int]]:
         """Rows and columns from an output's first input to each of the others."""
-        (down, across) = self.p.dilation
-        return [(r * down, s * across) for r in range(self.p.r) for s in range(self.p.s)]
+        (down, across), columns = self.p.dilation, 1 if self.joins_taps else self.p.s
+        return [(r * down, s * across) for r in range(self.p.r) for s in range(columns)]
 
     @cached_property
     def phases(self) -> list[tuple[int, int]]:
@@ -71,7 +83,12 @@ class Geometry(BlocksOfK):
     @cached_property
     def pitch(self) -> int:
         """Pixels in a row of a phase."""
-        return self.p.conv_w + (self.p.span_w - 1) // self.p.stride[1]
+        return self.p.conv_w + self.beside
+
+    @cached_property
+    def beside(self) -> int:
+        """Pixels of a phase that outputs reach beyond their own."""
+        return 0 if self.joins_taps else (self.p.span_w - 1) // self.p.stride[1]
 
     @cached_property
     def plane(self) -> int:
@@ -80,7 +97,7 @@ class Geometry(BlocksOfK):
         The last multiply of a plane reads rows of what follows it: sums that nobody stores.
         """
         rows = self.s.block_rows + self.below
-        return LINE * (rows * self.pitch + (self.p.span_w - 1) // self.p.stride[1] | 1)
+        return LINE * (rows * self.pitch + self.beside | 1)
 
     @cached_property
     def chunk_floats(self) -> int:
@@ -118,9 +135,20 @@ class Geometry(BlocksOfK):
         return ceil_div(self.parts * self.s.vectors * SIDE, self.groups)
 
     @cached_property
+    def row_floats(self) -> int:
+        """A row of the input between its padding, where lines are taken from such a row."""
+        floats = ((self.p.conv_w - 1) * self.p.stride[1] + self.p.s) * self.p.c
+        return ceil_div(floats, LINE) * LINE if self.joins_taps else 0
+
+    @cached_property
+    def sums_start(self) -> int:
+        """Where the sums lie behind the packed rows; while those are packed, one yet to be."""
+        return self.chunks * self.chunk_floats
+
+    @cached_property
     def pack_floats(self) -> int:
-        """Scratch of one worker: the packed rows and the sums."""
-        return self.chunks * self.chunk_floats + self.sums_floats
+        """Scratch of one worker."""
+        return self.sums_start + max(self.sums_floats, self.row_floats)
 
     @cached_property
     def row_blocks(self) -> int:
@@ -151,6 +179,8 @@ class Geometry(BlocksOfK):
 
     def _pack_some(self, weight: Any) -> list[Any]:
         """Panels of whole blocks of output channels, and of the rest."""
+        if self.joins_taps:
+            weight = weight.permute(0, 3, 1, 2).flatten(1, 2)[..., None]
         k, c = weight.shape[:2]
         w = torch.nn.functional.pad(weight.permute(1, 2, 3, 0).flatten(1),
                                     (0, 0, 0, self.chunks * DEPTH - c))
@@ -191,9 +221,9 @@ class _Direct:
 
     def _convert(self) -> Function:
         """Pixels of the input, `step` floats apart, into the lines of a phase."""
-        g, c = self.g, self.p.c
+        g, c = self.g, self.g.values
         with self.m.function("convert", x="pointer", to="pointer", count="index") as f:
-            step = self.p.stride[1] * c
+            step = self.p.stride[1] * self.p.c
             with f.loop(f.count) as pixel:
                 x, to = f.x + pixel.i * step, f.to + pixel.i * LINE
                 with f.loop(c // DEPTH) as chunk:
@@ -231,24 +261,40 @@ class _Direct:
             if g.joined:
                 f.call(self.convert, f.x + f.top * p.c, f.to, f.rows)
                 return f
+            row_of = self._pack_taps if g.joins_taps else self._pack_pixels
             for number, (down, across) in enumerate(g.phases):
-                first = across - p.padding[2]  # column of the first pixel
-                start = min(g.pitch, max(0, ceil_div(-first, p.stride[1])))
-                stop = min(g.pitch, max(start, ceil_div(p.w - first, p.stride[1])))
                 with f.loop(f.rows + g.below) as row:
                     y = f.top + row.i * p.stride[0] + down
                     to = f.to + number * g.parts * g.plane + row.i * (g.pitch * LINE)
                     with f.either((y >= 0) & (y < p.h)) as (inside, outside):
                         with inside:
-                            if start:
-                                f.call(self.clear, to, start)
-                            x = f.x + (y * p.w + (first + start * p.stride[1])) * p.c
-                            f.call(self.convert, x, to + start * LINE, stop - start)
-                            if stop < g.pitch:
-                                f.call(self.clear, to + stop * LINE, g.pitch - stop)
+                            row_of(f, f.x + y * (p.w * p.c), to, across - p.padding[2])
                         with outside:
                             f.call(self.clear, to, g.pitch)
         return f
+
+    def _pack_pixels(self, f: Function, x: Pointer, to: Pointer, first: int) -> None:
+        """A row of a phase whose first pixel is in column `first`."""
+        g, p = self.g, self.p
+        start = min(g.pitch, max(0, ceil_div(-first, p.stride[1])))
+        stop = min(g.pitch, max(start, ceil_div(p.w - first, p.stride[1])))
+        if start:
+            f.call(self.clear, to, start)
+        f.call(self.convert, x + (first + start * p.stride[1]) * p.c, to + start * LINE,
+               stop - start)
+        if stop < g.pitch:
+            f.call(self.clear, to + stop * LINE, g.pitch - stop)
+
+    def _pack_taps(self, f: Function, x: Pointer, to: Pointer, first: int) -> None:
+        """A row of what rows of taps see, from a copy of the input's row that has padding."""
+        g, p = self.g, self.p
+        columns = (p.conv_w - 1) * p.stride[1] + p.s
+        start, stop = min(-first, columns), min(p.w - first, columns)
+        row = f.to + g.sums_start
+        emit_zero(f, row, f.index(start * p.c))
+        emit_copy(f, row + start * p.c, x, (stop - start) * p.c)
+        emit_zero(f, row + stop * p.c, f.index((columns - stop) * p.c))
+        f.call(self.convert, row, to, g.pitch)
 
     # multiplying
 
@@ -364,7 +410,7 @@ class _Direct:
         `at` are the task's first output and the first that is left of them when they are pooled.
         """
         g = self.g
-        k, sums, pixels = block * g.block_k, a + g.chunks * g.chunk_floats, rows * g.pitch
+        k, sums, pixels = block * g.block_k, a + g.sums_start, rows * g.pitch
         weight = f.frame.load_pointer(WEIGHT) + block * g.panel_floats(g.block_k)
         width = g.vectors(end) * g.lanes
         chunk = g.panel_floats(width) // g.chunks

@@ -11,10 +11,11 @@ from functools import cached_property
 from typing import Any
 
 from ...core.isa import Isa
+from ...core.matrix import DEPTH
 from ...core.problem import Problem
 from ...core.schedule import Schedule
 from . import winograd, winograd_geometry
-from .amx import DEPTH, SIDE, TILE, Side, multiply
+from .amx import SIDE, TILE, Side, multiply
 from .emit import Function, Index, Module, Pointer, Vector
 from .microkernel import LINE, Walk
 from .parts import PARTS, pack_columns, split
