@@ -24,7 +24,8 @@ def start(data: Path, output: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "tilewise", "train", str(data), "--output", str(output),
          "--model", "lenet_b", "--batch", "8", "--epochs", "4", "--save-every", "2",
-         "--lines-every", "1"], stdout=subprocess.PIPE, text=True)
+         "--lines-every", "1"], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def finish(data: Path, output: Path) -> dict:
