@@ -26,6 +26,10 @@ PROBLEMS = tuple(map(Problem.parse, (
     "n2c33h17w19k70r3s3u2p1_f32_forward+bias",
     "n1c512h28w28k128r1s1_f32_forward+bias+relu",
     "n2c24h9w9k40r1s1u2_f32_forward",
+    "n8c64h56w56k64r3s3p1_f32_backward_weight",
+    "n8c512h14w14k512r3s3p1_f32_backward_weight",
+    "n2c33h17w19k70r3s3u2p1_f32_backward_weight",
+    "n2c24h28w28k40r1s1_f32_backward_weight",
 )))
 
 
