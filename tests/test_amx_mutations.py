@@ -12,7 +12,18 @@ from faults import changed, replaced
 from test_amx import needs_amx
 from test_mutations import PADDED, POOLED, Mutation, check, next_bias, whole_vectors
 
-from tilewise.kernels.cpu import amx, direct_amx, epilogue, geometry, parts, tiling, winograd_amx
+from tilewise.kernels.cpu import (
+    amx,
+    direct_amx,
+    epilogue,
+    geometry,
+    outer,
+    outer_amx,
+    parts,
+    tiling,
+    winograd_amx,
+    winograd_weight,
+)
 from tilewise.kernels.cpu.emit import Function
 from tilewise.kernels.cpu.microkernel import LINE
 
@@ -24,6 +35,10 @@ FEW = "n2c3h9w19k21r3s3u1x2p1_f32_forward"  # a row of taps is one of the depth'
 LONG = "n1c600h3w5k21r3s3p1_f32_forward"  # the depth takes two passes
 MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
 SPLIT, PACK, PACK_SOME = parts.split, parts.pack_columns, direct_amx.Geometry._pack_some
+PAIRS = parts.split_pairs
+WEIGHT = "n2c37h17w19k40r3s3p1_f32_backward_weight"  # three tiles of rows, several blocks
+BANDS = {"products": 3, "order": "bands", "tiles": 32, "parts": 2}
+PIXELS = {"products": 1, "tiles": 32}
 
 
 def without_product(products: int, which: int) -> Callable[..., None]:
@@ -34,8 +49,9 @@ def without_product(products: int, which: int) -> Callable[..., None]:
 def always(module: Any, fresh: bool) -> Callable[..., None]:
     """Every multiply begins with zeros, or none does."""
     return replaced(module, "multiply",
-                    lambda f, a, b, c, left, right, out, walk, products, _, *others:
-                    amx.multiply(f, a, b, c, left, right, out, walk, products, fresh, *others))
+                    lambda f, a, b, c, left, right, out, walk, products, _, *others, **options:
+                    amx.multiply(f, a, b, c, left, right, out, walk, products, fresh, *others,
+                                 **options))
 
 
 def clears_nothing(self: Any) -> Function:
@@ -55,6 +71,12 @@ def taps_by_channel(self: Any, weight: Any) -> Any:
     return PACK_SOME(self, swapped)
 
 
+def another_band(self: Any, f: Function, scratch: Any, first: Any, start: Any, stop: Any,
+                 band: int = 0) -> None:
+    READ(self, f, scratch, first, start, stop, max(0, band - 1))
+
+
+READ = winograd_weight.Gradient.read
 MUTATIONS = {
     "one of three products is left out": Mutation(
         without_product(3, 2), "cpu_direct", PADDED, {"products": 3}),
@@ -134,6 +156,35 @@ MUTATIONS = {
         PADDED, {"products": 1}),
     "the bias is the neighbour's": Mutation(
         replaced(direct_amx, "finish", next_bias), "cpu_direct", PADDED, {"products": 1}),
+    "a product of a weight's gradient is left out": Mutation(
+        without_product(6, 3), "cpu_direct_weight", WEIGHT, {"products": 6, "tiles": 64}),
+    "an item stands for its neighbour": Mutation(
+        replaced(outer_amx, "split_pairs", lambda f, low, high, count: PAIRS(f, low, low, count)),
+        "cpu_direct_weight", WEIGHT, PIXELS),
+    "the second part of items repeats the first": Mutation(
+        replaced(outer_amx, "split_pairs",
+                 lambda f, low, high, count: PAIRS(f, low, high, 1) * count),
+        "cpu_winograd_weight", WEIGHT, BANDS),
+    "tiles are not turned": Mutation(
+        replaced(outer_amx, "transpose", lambda f, rows: rows), "cpu_direct_weight", WEIGHT,
+        PIXELS),
+    "items that do not exist are not cleared": Mutation(
+        replaced(outer.OuterSums, "_clear", lambda *_: None), "cpu_direct_weight", WEIGHT, PIXELS),
+    "the next block of items forgets the sums": Mutation(
+        always(outer_amx, fresh=True), "cpu_winograd_weight", WEIGHT, BANDS),
+    "sums of items begin with what was there": Mutation(
+        always(outer_amx, fresh=False), "cpu_direct_weight", WEIGHT, PIXELS),
+    "the last tile of rows is left out": Mutation(
+        changed(outer.OuterGeometry, "k_padded", lambda rows: rows - rows % 32),
+        "cpu_direct_weight", WEIGHT, PIXELS),
+    "a band reads its neighbour's rows": Mutation(
+        replaced(winograd_weight.Gradient, "read", another_band), "cpu_winograd_weight", WEIGHT,
+        BANDS),
+    "workers pack over each other's end": Mutation(
+        changed(outer_amx.TileGeometry, "worker_floats", lambda floats: floats - 16),
+        "cpu_winograd_weight", WEIGHT, BANDS),
+    "tiles are not configured for items": Mutation(
+        replaced(outer_amx.OuterOnTiles, "tiles", False), "cpu_direct_weight", WEIGHT, PIXELS),
     "tiles are not configured": Mutation(
         replaced(amx, "configure", lambda f: None), "cpu_direct", PADDED, {"products": 1}),
 }

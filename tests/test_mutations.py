@@ -265,9 +265,9 @@ MUTATIONS = {
         replaced(outer.OuterSums, "_clear", lambda *_: None), "cpu_direct_weight", WEIGHT,
         {"tiles": 7}),
     "a part of the tiles is left out": Mutation(
-        without_parts(winograd_weight._Gradient), "cpu_winograd_weight", WEIGHT, {"parts": 2}),
+        without_parts(winograd_weight.Gradient), "cpu_winograd_weight", WEIGHT, {"parts": 2}),
     "a part of the pixels is left out": Mutation(
-        without_parts(direct_weight._Gradient), "cpu_direct_weight", WEIGHT, {"parts": 2}),
+        without_parts(direct_weight.Gradient), "cpu_direct_weight", WEIGHT, {"parts": 2}),
     "parts have too little scratch": Mutation(
         changed(outer.OuterGeometry, "part_floats", lambda floats: floats - 16),
         "cpu_winograd_weight", WEIGHT),

@@ -6,15 +6,18 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import EPS32
+from ..core.algorithm import EPS32, split_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import CpuAlgorithm, cpu_f32_weight, fits
+from . import matrix_weight
+from .common import CpuAlgorithm, cpu_f32_weight, fits, on_matrix, products
 from .cpu_winograd import FAR, NEAR, growth, operations, stride_one, tile_sizes
 
 SIZES = (1, 2, 3, 4, 5, 6)
+SHARE = 64 << 20  # bytes of images that stay in the last cache
+FARTHER = 4.5  # bytes a cycle that a core gets of larger ones
 TILES = tuple(range(1, 129))  # a longer sum in registers would round worse
 BLOCKS = (1, 2, 4, 8, 16)
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -34,46 +37,116 @@ class CpuWinogradWeight(CpuAlgorithm):
         return cpu_f32_weight(p, t) + stride_one(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
-        blocks = p.n * _tiles(p, s) / s.tiles
-        depth = math.sqrt(s.tiles) + math.sqrt(blocks)
-        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * EPS32 * (2 + depth)
+        tiles = p.n * _tiles(p, s)
+        depth = math.sqrt(s.tiles) + math.sqrt(tiles / s.tiles)
+        error = EPS32 * (2 + depth) + split_error(products(s), max(1, tiles))
+        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * error
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            return (fits(t, s.rows, s.vectors) and t.lanes % s.rows == 0
-                    and (s.vectors - 1) * t.lanes < p.c and s.tile_h * s.tile_w > 1
+            return (tile_fits(t, s) and (s.vectors - 1) * t.lanes < p.c
+                    and s.tile_h * s.tile_w > 1
                     and (p.r > 1 or s.tile_h == 1) and (p.s > 1 or s.tile_w == 1)
                     and (s.order == "shared" or s.blocks == 1)
-                    and (s.order == "parts" or s.parts == 1))
+                    and (s.order != "shared" or s.parts == 1))
 
-        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=("parts", "shared"), tiles=TILES,
-                     blocks=BLOCKS, parts=PARTS, rows=(1, 2, 4, 8, 16), vectors=(1, 2, 3, 4, 5, 6),
-                     unroll=(1, 2, 4))
+        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=("parts", "bands", "shared"),
+                     tiles=all_tiles(t), blocks=BLOCKS, parts=PARTS, rows=(1, 2, 4, 8, 16),
+                     vectors=(1, 2, 3, 4, 5, 6), unroll=(1, 2, 4),
+                     **on_matrix(t, (0, 1, 3, 6)))
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        return _default(p.with_(frozen=False), t)
+        return _default(p.with_(frozen=False), t, 0)
+
+    def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
+        # one product alone errs too much after the transforms
+        offered = (0, 6, 3) if t.row.matrix else (0,)
+        return tuple(_default(p.with_(frozen=False), t, products) for products in offered)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
-        tiles, positions = p.n * _tiles(p, s), (s.tile_h + p.r - 1) * (s.tile_w + p.s - 1)
-        width, k = s.vectors * t.lanes, math.ceil(p.k / t.lanes) * t.lanes
-        c = math.ceil(p.c / width) * width
-        blocks = max(1, math.ceil(tiles / s.tiles)) if s.order == "shared" else (
-            s.parts * max(1, math.ceil(tiles / s.parts / s.tiles)))
-        u = 4.0 * positions * c * k
-        moved = 4.0 * s.tiles * s.blocks * positions * (c + k)  # V and M of a chunk
-        calls = blocks * positions * (c / width) * (k / s.rows)
-        product = tile_cycles(t, s.rows, s.vectors, s.tiles) + 2 * s.rows * s.vectors
-        near = u + moved if s.order == "parts" else (u + moved) / positions
-        speed = NEAR if near < t.l2 else FAR
-        travels = 2 * (blocks * u / (s.blocks if s.order == "shared" else 1)
-                       + 4.0 * tiles * positions * (c + k)) / speed
-        if s.order == "shared" and u + moved > t.l2:  # read by others than wrote it
-            travels += 8.0 * tiles * positions * (c + k) / FAR
-        cycles = (_transforms(p, t, s) * tiles + calls * product + travels
-                  + u * s.parts / FAR)
-        tasks, regions = (s.parts, 2) if s.order == "parts" else (
-            positions, 3 * max(1, math.ceil(tiles / (s.tiles * s.blocks))))
-        return seconds(t, cycles, p.bytes, tasks, regions)
+        return _near_cost(p, t, s) if products(s) or s.order == "bands" else _cost(p, t, s)
+
+
+def _cost(p: Problem, t: Target, s: Any) -> float:
+    """Plain floats in parts, or shared."""
+    tiles, positions = p.n * _tiles(p, s), (s.tile_h + p.r - 1) * (s.tile_w + p.s - 1)
+    c, k = padded(t, s, p.c, p.k)
+    blocks = max(1, math.ceil(tiles / s.tiles)) if s.order == "shared" else (
+        s.parts * max(1, math.ceil(tiles / s.parts / s.tiles)))
+    u = 4.0 * positions * c * k
+    moved = 4.0 * s.tiles * s.blocks * positions * (c + k)  # V and M of a chunk
+    near = u + moved if s.order == "parts" else (u + moved) / positions
+    speed = NEAR if near < t.l2 else FAR
+    travels = 2 * (blocks * u / (s.blocks if s.order == "shared" else 1)
+                   + 4.0 * tiles * positions * (c + k)) / speed
+    if s.order == "shared" and u + moved > t.l2:  # read by others than wrote it
+        travels += 8.0 * tiles * positions * (c + k) / FAR
+    cycles = (_transforms(p, t, s) * tiles + blocks * positions * block_cycles(t, s, c, k, s.tiles)
+              + travels + u * s.parts / FAR)
+    tasks, regions = (s.parts, 2) if s.order == "parts" else (
+        positions, 3 * max(1, math.ceil(tiles / (s.tiles * s.blocks))))
+    return seconds(t, cycles, p.bytes, tasks, regions)
+
+
+def _near_cost(p: Problem, t: Target, s: Any) -> float:
+    """Where products are quick, and so what is near or far decides."""
+    n_h, n_w = s.tile_h + p.r - 1, s.tile_w + p.s - 1
+    tiles, positions, bands = p.n * _tiles(p, s), n_h * n_w, n_h if s.order == "bands" else 1
+    c, k = padded(t, s, p.c, p.k)
+    part = tiles / s.parts
+    blocks = max(1, math.ceil(part / s.tiles))  # of a part
+    multiplied = s.parts * positions * blocks * block_cycles(t, s, c, k, part / blocks)
+    u = 4.0 * positions * c * k
+    panels = 4.0 * positions * (c + k)  # of one tile
+    if s.order == "shared":
+        chunks = max(1, math.ceil(tiles / (s.tiles * s.blocks)))
+        travels = ((2 * chunks - 1) * u + 2 * panels * tiles) / FAR
+        tasks, regions = positions, 3 * chunks
+    else:
+        near = (u + panels * s.tiles) / bands + panels * s.tiles / positions
+        lost = min(1.0, max(0.0, near / t.l2 - 0.75) / 2)
+        travels = (((2 * blocks - 1) * u * s.parts + 2 * panels * tiles)
+                   * (lost / FAR + (1 - lost) / NEAR))
+        tasks, regions = bands * s.parts, 2
+    transforms = _transforms(p, t, s) * tiles * (1.25 if bands > 1 else 1.0)
+    cycles = transforms + multiplied + travels + 6 * u * s.parts / FAR
+    if bands > 1:
+        cycles += _read_again(p, n_h)
+    return matrix_weight.GAIN[products(s)] * seconds(t, cycles, p.bytes, tasks, regions)
+
+
+def _read_again(p: Problem, rows: int) -> float:
+    """Cycles of reading images for every band: each sees about so many of the rows of a tile."""
+    inputs, gradients = 4.0 * p.n * p.c * p.h * p.w, 4.0 * p.n * p.k * p.conv_h * p.conv_w
+    speed = FAR if inputs + gradients < SHARE else FARTHER
+    return ((0.6 * rows - 1) * inputs + (0.75 * rows - 1) * gradients) / speed
+
+
+def tile_fits(t: Target, s: Any) -> bool:
+    """A register tile and its sums, or those of the matrix unit."""
+    if products(s):
+        return matrix_weight.legal(s)
+    return fits(t, s.rows, s.vectors) and t.lanes % s.rows == 0 and s.tiles <= TILES[-1]
+
+
+def all_tiles(t: Target) -> tuple[int, ...]:
+    """Items that are summed before they reach memory."""
+    return TILES + tuple(tiles for tiles in matrix_weight.TILES if t.row.matrix
+                         and tiles > TILES[-1])
+
+
+def padded(t: Target, s: Any, columns: int, rows: int) -> tuple[int, int]:
+    """Columns and rows of the sums, filled up to whole tiles and vectors."""
+    width = s.vectors * t.lanes
+    return math.ceil(columns / width) * width, math.ceil(rows / t.lanes) * t.lanes
+
+
+def block_cycles(t: Target, s: Any, c: int, k: int, items: float) -> float:
+    """A block of so many items at one position: all columns against all rows."""
+    if products(s):
+        return matrix_weight.block_cycles(s, c, k, items)
+    one = tile_cycles(t, s.rows, s.vectors, s.tiles) + 2 * s.rows * s.vectors
+    return one * (c / (s.vectors * t.lanes)) * (k / s.rows)
 
 
 def _tiles(p: Problem, s: Any) -> int:
@@ -91,30 +164,44 @@ def _transforms(p: Problem, t: Target, s: Any) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _default(p: Problem, t: Target) -> Schedule:
+def _default(p: Problem, t: Target, products: int) -> Schedule:
     algorithm = CpuWinogradWeight()
-    return min((_likely(p, t, *size) for size in tile_sizes(p)),
+    likely = _likely_on_matrix if products else _likely
+    return min((s for size in tile_sizes(p) for s in likely(p, t, *size, products)),
                key=lambda s: algorithm.cost(p, t, s))
 
 
-def _likely(p: Problem, t: Target, tile_h: int, tile_w: int) -> Schedule:
+def _likely(p: Problem, t: Target, tile_h: int, tile_w: int, products: int) -> list[Schedule]:
     """By rules fitted to the layers of VGG16: sums that fit near a core are a core's own."""
     rows = min(8 if t.lanes >= 16 else 4, t.lanes)
     vectors = max(v for v in (1, 2, 3) if fits(t, rows, v) and (v - 1) * t.lanes < p.c)
     vectors = min(range(1, vectors + 1), key=lambda v: (-(-p.c // (v * t.lanes)) * v, -v))
     common: Any = {"tile_h": tile_h, "tile_w": tile_w, "rows": rows, "vectors": vectors,
-                   "unroll": 4}
+                   "unroll": 4, **on_matrix(t, products)}
     total = max(1, p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w))
     sums = 4 * (tile_h + p.r - 1) * (tile_w + p.s - 1) * p.c * p.k
     if sums <= 2.5 * t.l2:
         parts = max(part for part in PARTS if part <= t.threads)
-        return Schedule(order="parts", tiles=even(math.ceil(total / parts), 56), blocks=1,
-                        parts=parts, **common)
+        return [Schedule(order="parts", tiles=even(math.ceil(total / parts), 56), blocks=1,
+                         parts=parts, **common)]
     tiles = even(total, 56)
     needed = math.ceil(total / tiles)
     blocks = min(needed, BLOCKS[-1]) if sums > 12 * t.l2 else 1
-    return Schedule(order="shared", tiles=tiles, parts=1,
-                    blocks=next(b for b in BLOCKS if b >= blocks), **common)
+    return [Schedule(order="shared", tiles=tiles, parts=1,
+                     blocks=next(b for b in BLOCKS if b >= blocks), **common)]
+
+
+def _likely_on_matrix(p: Problem, t: Target, tile_h: int, tile_w: int,
+                      products: int) -> list[Schedule]:
+    """Bands, or whole parts that fit near a core."""
+    parts = [part for part in PARTS if part <= t.threads]
+    positions = (tile_h + p.r - 1) * (tile_w + p.s - 1)
+    near = [("parts", tiles, parts[-1]) for tiles in matrix_weight.TILES[1:]
+            if 4 * positions * (p.c * p.k + tiles * (p.c + p.k)) <= t.l2]
+    bands = [("bands", tiles, part) for tiles in matrix_weight.TILES for part in parts]
+    return [Schedule(tile_h=tile_h, tile_w=tile_w, order=order, tiles=tiles, blocks=1,
+                     parts=part, **matrix_weight.tile(t, p.c), products=products)
+            for order, tiles, part in near + bands]
 
 
 def even(total: int, wanted: int) -> int:

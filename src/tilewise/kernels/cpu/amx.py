@@ -53,15 +53,15 @@ class Side:
 def multiply(f: Function, a: Pointer, b: Pointer, c: Pointer, left: Side, right: Side, out: Side,
              walk: Walk, products: int, fresh: bool = True,
              ahead: tuple[Pointer, int] | None = None,
-             starts: Sequence[tuple[int, int]] = ((0, 0),)) -> None:
+             starts: Sequence[tuple[int, int]] = ((0, 0),), level: int = 2) -> None:
     """c = a @ b over the walk, or c += a @ b where c is not `fresh`.
 
     `out` has the rows of tiles of c; its part is the way from one tile of a row to the next.
-    `ahead` is memory to bring into the second cache meanwhile: where it begins, and how many
+    `ahead` is memory to bring into a level of cache meanwhile: where it begins, and how many
     cache lines in each step. `starts` are the offsets in a and b of several steps that every
     turn of the innermost loop does.
     """
-    unit = _Unit(f, left, right, products, starts)
+    unit = _Unit(f, left, right, products, starts, level)
     sums = {(i * MOST + j): c + (row + j * out.part)
             for i, row in enumerate(out.tiles) for j in range(len(right.tiles))}
     for tile, where in sums.items():
@@ -88,9 +88,9 @@ class _Unit:
     """Instructions of the matrix unit; tile numbers are part of them."""
 
     def __init__(self, f: Function, left: Side, right: Side, products: int,
-                 starts: Sequence[tuple[int, int]] = ((0, 0),)) -> None:
+                 starts: Sequence[tuple[int, int]] = ((0, 0),), level: int = 2) -> None:
         self.f, self.left, self.right, self.pairs = f, left, right, PAIRS[products]
-        self.starts = starts
+        self.starts, self.level = starts, level
 
     def walk(self, a: Pointer, b: Pointer, ahead: Pointer,
              loops: Sequence[tuple[int, int, int]], lines: int) -> Pointer:
@@ -98,7 +98,7 @@ class _Unit:
         if not loops:
             for number, (a_start, b_start) in enumerate(self.starts):
                 for line in range(lines):
-                    ahead.prefetch((number * lines + line) * LINE, level=2)
+                    ahead.prefetch((number * lines + line) * LINE, level=self.level)
                 self.step(a + a_start, b + b_start)
             return ahead + len(self.starts) * lines * LINE
         (count, a_step, b_step), *inner = loops

@@ -45,10 +45,10 @@ class Geometry(OuterGeometry):
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     """The module of a weight's gradient."""
-    return _Gradient(Geometry(p, s, isa.lanes), isa).module()
+    return Gradient(Geometry(p, s, isa.lanes), isa).module()
 
 
-class _Gradient(OuterSums):
+class Gradient(OuterSums):
     def __init__(self, geometry: Geometry, isa: Isa) -> None:
         super().__init__(geometry, isa)
         self.unroll = self._unroll()
@@ -85,7 +85,7 @@ class _Gradient(OuterSums):
                     emit_zero(f, here, f.index(c))
 
     def read(self, f: Function, scratch: Pointer, first: Index, start: Index | int,
-             stop: Index) -> None:
+             stop: Index, band: int = 0) -> None:
         g, p = self.g, self.p
         row = scratch + g.own_start
         emit_zero(f, row, f.index(g.own_floats))  # also the lanes that hold nothing

@@ -1,9 +1,11 @@
 """Sums of outer products: U[position] = sum over items of M[item]^T V[item].
 
 What every gradient of a weight comes down to; items are pixels, or tiles of them. Sums run over
-`tiles` items in registers, then over such blocks in memory: short sums round less. Two orders.
+`tiles` items in registers, then over such blocks in memory: short sums round less. Three orders.
 `parts`: a task takes a part of the items and sums it on its own, so that the order of summation
-does not depend on who runs it. `shared`: all threads work on one chunk of items, a position each.
+does not depend on who runs it. `bands`: the same for a band of the positions, whose sums and
+items stay near; items are read once for each band. `shared`: all threads work on one chunk of
+items, a position each.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class OuterGeometry(Sizes):
     columns: int  # of V, in the lanes
     rows: int  # of M
     own_floats: int = 0  # scratch for reading an item
+    bands: int = 1  # of neighbouring positions, each read on its own
 
     @cached_property
     def width(self) -> int:
@@ -68,13 +71,23 @@ class OuterGeometry(Sizes):
         return self.c_padded * self.k_padded
 
     @cached_property
+    def together(self) -> int:
+        """Positions of a band."""
+        return self.positions // self.bands
+
+    @cached_property
     def m_start(self) -> int:
         """Where M begins behind V."""
-        return self.positions * self.v_position
+        return self.together * self.v_position
 
     @cached_property
     def own_start(self) -> int:
-        return self.m_start + self.positions * self.m_position
+        return self.m_start + self.together * self.m_position
+
+    @cached_property
+    def panel_floats(self) -> int:
+        """V, M and what reading needs."""
+        return self.own_start + self.own_floats
 
     @cached_property
     def u_floats(self) -> int:
@@ -82,11 +95,16 @@ class OuterGeometry(Sizes):
 
     @cached_property
     def part_floats(self) -> int:
-        """Scratch of one part: U, then V, M and what reading needs."""
-        return self.u_floats + self.own_start + self.own_floats
+        """Scratch of one part: U, and V and M behind it where they are not a worker's."""
+        return self.u_floats + (0 if self.s.order == "bands" else self.panel_floats)
+
+    @cached_property
+    def worker_floats(self) -> int:
+        """Scratch of one worker, behind that of all parts."""
+        return self.panel_floats if self.s.order == "bands" else 0
 
     def scratch_bytes(self, threads: int) -> int:
-        return 4 * self.part_floats * int(self.s.parts)
+        return 4 * (self.part_floats * int(self.s.parts) + self.worker_floats * threads)
 
     def v_at(self, item: Index, c: Index | int) -> Index:
         """Where V[item][c] of one position lies: [block][block of C][item][lane of the block]."""
@@ -110,12 +128,14 @@ class OuterGeometry(Sizes):
 class OuterSums:
     """The module of such a sum; a subclass reads items and writes what comes out."""
 
+    tiles = False  # whether products run on the matrix unit
+
     def __init__(self, geometry: Any, isa: Isa) -> None:
         self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
         self.m = Module(isa)
 
     def read(self, f: Function, scratch: Pointer, first: Index, start: Index | int,
-             stop: Index) -> None:
+             stop: Index, band: int = 0) -> None:
         """Emit: items start..stop of the chunk that begins at item `first` into V and M."""
         raise NotImplementedError
 
@@ -125,10 +145,7 @@ class OuterSums:
 
     def module(self) -> Module:
         self.products = {first: self._product(first) for first in (True, False)}
-        if self.s.order == "shared":
-            self._shared()
-        else:
-            self._parts()
+        {"parts": self._parts, "bands": self._bands, "shared": self._shared}[self.s.order]()
         return self.m
 
     def _product(self, first: bool) -> Function:
@@ -200,15 +217,38 @@ class OuterSums:
             u = f.frame.load_pointer(SCRATCH) + f.task * g.part_floats
             scratch, total = u + g.u_floats, self._total(f)
             start, stop = f.task * total // s.parts, (f.task + 1) * total // s.parts
-            # one chunk also where there is nothing to sum: U must be filled
-            chunks = ((stop - start + (g.chunk - 1)) // g.chunk).maximum(1)
-            with f.loop(chunks) as chunk:
-                first = start + chunk.i * g.chunk
-                count = (stop - first).minimum(g.chunk)
-                self.read(f, scratch, first, 0, count)
-                with f.loop(g.positions) as position:
-                    self._multiply(f, scratch, u, position.i, count, chunk.i.equals(0))
-        emit_entry(self.m, [emit_region(self.m, "sum", lambda f, frame: s.parts, f),
+            self._sum(f, scratch, u, start, stop)
+        emit_entry(self.m, [emit_region(self.m, "sum", lambda f, frame: s.parts, f, self.tiles),
+                            emit_region(self.m, "results", lambda f, frame: self.p.k, finish)])
+
+    def _sum(self, f: Function, scratch: Pointer, u: Pointer, start: Index, stop: Index,
+             band: int = 0) -> None:
+        """Items start..stop at the positions of a band."""
+        g = self.g
+        # one chunk also where there is nothing to sum: U must be filled
+        chunks = ((stop - start + (g.chunk - 1)) // g.chunk).maximum(1)
+        with f.loop(chunks) as chunk:
+            first = start + chunk.i * g.chunk
+            count = (stop - first).minimum(g.chunk)
+            self.read(f, scratch, first, 0, count, band)
+            with f.loop(g.together) as position:
+                self._multiply(f, scratch, u, position.i, count, chunk.i.equals(0))
+
+    def _bands(self) -> None:
+        """A task takes a part of the items and a band of the positions."""
+        g, s, finish = self.g, self.s, self.finish()
+        with self.m.function("body", **KINDS) as f:
+            part, total = f.task // g.bands, self._total(f)
+            u = f.frame.load_pointer(SCRATCH) + part * g.part_floats
+            scratch = f.frame.load_pointer(SCRATCH) + (f.worker * g.worker_floats
+                                                       + g.part_floats * s.parts)
+            start, stop = part * total // s.parts, (part + 1) * total // s.parts
+            for band in range(g.bands):
+                with f.when((f.task % g.bands).equals(band)):
+                    here = u + band * g.together * g.u_position
+                    self._sum(f, scratch, here, start, stop, band)
+        tasks = g.bands * s.parts
+        emit_entry(self.m, [emit_region(self.m, "sum", lambda f, frame: tasks, f, self.tiles),
                             emit_region(self.m, "results", lambda f, frame: self.p.k, finish)])
 
     def _shared(self) -> None:
@@ -239,5 +279,6 @@ class OuterSums:
             self._multiply(f2, scratch, f2.frame.load_pointer(SCRATCH), f2.task, count,
                            f2.frame.load_index(CHUNK).equals(0))
         emit_entry(self.m, [emit_region(self.m, "tiles", handfuls, f1),
-                            emit_region(self.m, "products", lambda f, frame: g.positions, f2),
+                            emit_region(self.m, "products", lambda f, frame: g.positions, f2,
+                                        self.tiles),
                             emit_region(self.m, "results", at_the_end, finish)], chunks=chunks)

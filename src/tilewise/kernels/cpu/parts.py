@@ -60,6 +60,34 @@ def _widened(f: Function, bits: Any) -> Vector:
     return Vector(f, f.ll.bitcast(high, ir.VectorType(F32, lanes)))
 
 
+def split_pairs(f: Function, low: Vector, high: Vector, parts: int) -> list[Vector]:
+    """The parts of two vectors, side by side in every lane, `low` in the lower halves."""
+    lanes = low.lanes
+    words = ir.VectorType(I32, lanes)
+    zipped = [half * lanes + lane for lane in range(lanes) for half in (0, 1)]
+    mask = ir.Constant(ir.VectorType(I32, 2 * lanes), zipped)
+    found = []
+    for part in range(parts):
+        bits = _rounded_both(f, low, high)
+        pairs = f.ll.bitcast(f.ll.shuffle_vector(bits, bits, mask), words)
+        found.append(Vector(f, f.ll.bitcast(pairs, low.ir.type)))
+        if part + 1 < parts:
+            below = f.ll.shl(pairs, ir.Constant(words, [16] * lanes))
+            above = f.ll.and_(pairs, ir.Constant(words, [-1 << 16] * lanes))
+            low = low - Vector(f, f.ll.bitcast(below, low.ir.type))
+            high = high - Vector(f, f.ll.bitcast(above, low.ir.type))
+    return found
+
+
+def _rounded_both(f: Function, low: Vector, high: Vector) -> Any:
+    """The nearest bfloat16s, as integers, one vector behind the other."""
+    lanes, kind = low.lanes, low.ir.type
+    convert = f.intrinsic(f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * lanes}",
+                          ir.VectorType(_Bfloat(), 2 * lanes), [kind, kind])
+    both = f.ll.call(convert, [high.ir, low.ir])
+    return f.ll.bitcast(both, ir.VectorType(I16, 2 * lanes))
+
+
 def split_tensor(values: torch.Tensor, parts: int) -> torch.Tensor:
     """The parts of a tensor, outermost; what is left of a float after each part is exact."""
     found, rest = [], values

@@ -37,6 +37,11 @@ class Geometry(OuterGeometry):
         return self.down.n * self.across.n
 
     @cached_property
+    def bands(self) -> int:  # type: ignore[override]
+        """Rows of positions, where each is read on its own."""
+        return self.down.n if self.s.order == "bands" else 1
+
+    @cached_property
     def tile_cols(self) -> int:
         return ceil_div(self.p.conv_w, self.s.tile_w)
 
@@ -60,38 +65,45 @@ class Geometry(OuterGeometry):
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     """The module of a weight's gradient."""
-    return _Gradient(Geometry(p, s, isa.lanes), isa).module()
+    return Gradient(Geometry(p, s, isa.lanes), isa).module()
 
 
 def _transposed(matrix: Matrix) -> Matrix:
     return tuple(zip(*matrix, strict=True))
 
 
-class _Gradient(OuterSums):
+class Gradient(OuterSums):
     def __init__(self, geometry: Geometry, isa: Isa) -> None:
         super().__init__(geometry, isa)
+        rows = self.g.down.n // self.g.bands
+        self.readers = [self._readers(str(band) if self.g.bands > 1 else "",
+                                      slice(band * rows, (band + 1) * rows))
+                        for band in range(self.g.bands)]
+
+    def _readers(self, name: str, rows: slice) -> tuple[WindowReader, WindowReader]:
+        """Of V and of M: so many rows of their transforms."""
         g, p, s = self.g, self.p, self.s
         step, start = (s.tile_h, s.tile_w), (p.padding[0], p.padding[2])
-        self.inputs = WindowReader(
-            self.m, "input", Windows(p.h, p.w, p.c, g.down.n, g.across.n, step, start),
-            (g.down.BT, g.across.BT), lambda c: g.v_at(c.f.index(0), c), g.v_position)
-        self.gradients = WindowReader(
-            self.m, "gradient", Windows(p.conv_h, p.conv_w, p.k, *step, step, (0, 0)),
-            (_transposed(g.down.AT), _transposed(g.across.AT)),
+        inputs = WindowReader(
+            self.m, f"input{name}", Windows(p.h, p.w, p.c, g.down.n, g.across.n, step, start),
+            (g.down.BT[rows], g.across.BT), lambda c: g.v_at(c.f.index(0), c), g.v_position)
+        gradients = WindowReader(
+            self.m, f"gradient{name}", Windows(p.conv_h, p.conv_w, p.k, *step, step, (0, 0)),
+            (_transposed(g.down.AT)[rows], _transposed(g.across.AT)),
             lambda k: g.m_at(k.f.index(0), k), g.m_position)
+        return inputs, gradients
 
     def read(self, f: Function, scratch: Pointer, first: Index, start: Index | int,
-             stop: Index) -> None:
-        g = self.g
+             stop: Index, band: int = 0) -> None:
+        g, (inputs, gradients) = self.g, self.readers[band]
         zeros, table = scratch + g.own_start, f.words(g.positions)
         emit_zero(f, zeros, f.index(g.own_floats))
         x, grad = f.frame.load_pointer(X), f.frame.load_pointer(WEIGHT)
         with f.loop(stop, start=start) as t:
             image, rest = (first + t.i) // g.items, (first + t.i) % g.items
             place = image, rest // g.tile_cols, rest % g.tile_cols
-            self.inputs.read(f, x, place, scratch + g.v_at(t.i, 0), zeros, table)
-            self.gradients.read(f, grad, place, scratch + (g.m_at(t.i, 0) + g.m_start), zeros,
-                                table)
+            inputs.read(f, x, place, scratch + g.v_at(t.i, 0), zeros, table)
+            gradients.read(f, grad, place, scratch + (g.m_at(t.i, 0) + g.m_start), zeros, table)
 
     def finish(self) -> Function:
         """dW of one output channel: the sums of all parts, transformed back."""

@@ -1,0 +1,154 @@
+"""Gradients of weights on the matrix unit: how exactly, how often the same, and when."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import harness
+import pytest
+import torch
+from harness import WEIGHT_GRADIENTS, Mismatch, in_process
+from test_amx import needs_amx, planned, precision
+
+import tilewise
+from tilewise.core import Epilogue, Problem, Schedule, Target
+from tilewise.frontend.sharing import noted
+from tilewise.runtime.engine import PRECISIONS
+
+PRODUCTS = (1, 3, 6)
+NAMES = ("cpu_winograd_weight", "cpu_direct_weight")
+LEAST = 500  # problems for each number of products, empty ones not counted
+BATCHES = 25  # of each shape, which share a kernel
+LARGEST = 5  # filter: larger ones take seconds to compile
+# several blocks of items, odd numbers of tiles, more than one part, every order
+BLOCKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("cpu_winograd_weight", {"products": 6, "order": "parts", "parts": 3, "tiles": 32}),
+    ("cpu_winograd_weight", {"products": 3, "order": "bands", "parts": 2, "tiles": 32}),
+    ("cpu_winograd_weight", {"products": 1, "order": "bands", "parts": 1, "tiles": 64,
+                             "vectors": 1}),
+    ("cpu_winograd_weight", {"products": 3, "order": "shared", "parts": 1, "tiles": 32,
+                             "blocks": 2}),
+    ("cpu_direct_weight", {"products": 6, "parts": 3, "tiles": 32}),
+    ("cpu_direct_weight", {"products": 3, "parts": 1, "tiles": 256, "vectors": 1}),
+    ("cpu_direct_weight", {"products": 1, "parts": 2, "tiles": 96}))
+PROBLEM = Problem.parse("n3c80h19w21k43r3s3p1_f32_backward_weight")
+DEEP = "n8c512h28w28k512r3s3p1_f32_backward_weight"
+STRIDED = "n16c256h28w28k256r3s3u2p1_f32_backward_weight"
+
+
+# in processes of their own: a kernel may crash
+
+
+def _start(name: str, p: Problem, t: Target, products: int) -> Schedule:
+    """One product is legal for Winograd, and never a default."""
+    defaults = {s["products"]: s for s in WEIGHT_GRADIENTS[name].defaults(p, t)}
+    return defaults[products] if products in defaults else defaults[3].with_(products=products)
+
+
+def run_random(products: int) -> dict[str, Any]:
+    """Shapes with several batch sizes; algorithms take turns, and so do schedules."""
+    target, rng = Target.host("amx", harness.THREADS), random.Random(f"weights {products}")
+    ran: Counter[str] = Counter()
+    orders: Counter[str] = Counter()
+    failures: list[str] = []
+    while sum(ran.values()) < LEAST and len(failures) < 10:
+        p = harness.random_problem(rng).with_(direction="backward_weight", epilogue=Epilogue())
+        able = [name for name in NAMES if not WEIGHT_GRADIENTS[name].reject(p, target)]
+        name = min(able, key=lambda name: ran[name])
+        if max(p.r, p.s) > LARGEST or ran[name] > LEAST / 2:
+            continue
+        a, batches = WEIGHT_GRADIENTS[name], rng.sample(range(1, 30), BATCHES)
+        p, number = p.with_(n=max(batches)), sum(ran.values())
+        s = _start(name, p, target, products)
+        if number // BATCHES % 4 > 1:
+            other = a.space(p, target).sample(rng, s).with_(products=products)
+            s = other if other in a.space(p, target) else s
+        print(harness.describe(a, p, target, s), batches)
+        try:
+            harness.check(a, p, target, s, number, [0, *batches] if number % 3 == 0 else batches)
+        except Mismatch as mismatch:
+            failures.append(str(mismatch))
+        ran[name] += BATCHES
+        orders[str(s["order"])] += 1
+    return {"ran": ran, "orders": orders, "failures": failures}
+
+
+def run_blocks() -> dict[str, Any]:
+    """Every order, and whether one gives the same bits in every run and on any threads."""
+    target, failures = Target.host("amx", harness.THREADS), []
+    o = harness.operands(PROBLEM, "floats", seed=1)
+    for name, tunables in BLOCKS:
+        a = WEIGHT_GRADIENTS[name]
+        s = _start(name, PROBLEM, target, tunables["products"]).with_(**tunables)
+        assert s in a.space(PROBLEM, target), s
+        try:
+            harness.check(a, PROBLEM, target, s)
+        except Mismatch as mismatch:
+            failures.append(str(mismatch))
+        prepared = harness.prepare(a, PROBLEM, target, s, o.weight)
+        first, *others = [harness.run(a, PROBLEM, target.with_(threads=threads), s, o, prepared)
+                          for threads in (1, 2, 2)]
+        failures += [f"other bits: {name} {s}" for y in others if not torch.equal(first, y)]
+    return {"ran": len(BLOCKS), "failures": failures}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[Any, dict[str, Any]]:
+    with ThreadPoolExecutor(2) as pool:
+        jobs = {products: pool.submit(in_process, "test_amx_weight:run_random", products)
+                for products in PRODUCTS}
+        jobs[0] = pool.submit(in_process, "test_amx_weight:run_blocks")
+        return {what: job.result() for what, job in jobs.items()}
+
+
+@needs_amx
+@pytest.mark.slow
+@pytest.mark.parametrize("products", PRODUCTS)
+def test_random_gradients_stay_within_the_declared_error(outcomes: Any, products: int) -> None:
+    outcome = outcomes[products]
+    assert outcome["failures"] == []
+    assert min(outcome["ran"][name] for name in NAMES) >= LEAST // 3
+    assert set(outcome["orders"]) >= {"parts", "bands"}
+
+
+@needs_amx
+@pytest.mark.slow
+def test_every_order_is_right_and_repeats_itself(outcomes: Any) -> None:
+    assert outcomes[0] == {"ran": len(BLOCKS), "failures": []}
+
+
+# what a precision admits
+
+
+def test_precision_decides_how_many_products() -> None:
+    for text in (DEEP, STRIDED):
+        assert planned(text, "highest").schedule.get("products", 0) in (0, 6)
+        high = planned(text, "high")
+        assert high.schedule["products"] == 3
+        assert high.error <= PRECISIONS["high"]
+    assert planned(STRIDED, "medium").schedule["products"] == 1
+    medium = planned(DEEP, "medium")
+    assert medium.algorithm == "cpu_direct_weight" or medium.schedule["products"] != 1
+
+
+@needs_amx
+def test_gradients_of_weights_run_on_the_unit() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 256, 28, 28).relu().contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(256, 256, 3, 3).requires_grad_()
+    grad = torch.randn(8, 256, 28, 28)
+    exact = torch.nn.grad.conv2d_weight(x.double(), weight.shape, grad.double(), padding=1)
+    found = {}
+    for setting in ("highest", "high"):
+        weight.grad = None
+        with precision(setting), noted() as plans:
+            tilewise.conv2d(x, weight, padding=1).backward(grad)
+        plan = next(plan for plan in plans if plan.problem.direction == "backward_weight")
+        assert weight.grad is not None
+        error = float((weight.grad - exact).norm() / exact.norm())
+        assert error <= plan.error <= PRECISIONS[setting]
+        found[setting] = plan.schedule.get("products", 0)
+    assert found == {"highest": 0, "high": 3}
