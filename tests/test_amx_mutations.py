@@ -22,6 +22,7 @@ from tilewise.kernels.cpu import (
     parts,
     tiling,
     winograd_amx,
+    winograd_prepare_amx,
     winograd_weight,
 )
 from tilewise.kernels.cpu.emit import Function
@@ -156,6 +157,10 @@ MUTATIONS = {
         PADDED, {"products": 1}),
     "the bias is the neighbour's": Mutation(
         replaced(direct_amx, "finish", next_bias), "cpu_direct", PADDED, {"products": 1}),
+    "channels of a prepared pair are swapped": Mutation(
+        replaced(winograd_prepare_amx, "split_pairs",
+                 lambda f, low, high, count: PAIRS(f, high, low, count)), "cpu_winograd", PADDED,
+        {"products": 3}),
     "a product of a weight's gradient is left out": Mutation(
         without_product(6, 3), "cpu_direct_weight", WEIGHT, {"products": 6, "tiles": 64}),
     "an item stands for its neighbour": Mutation(

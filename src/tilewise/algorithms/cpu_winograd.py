@@ -78,11 +78,10 @@ class CpuWinograd(CpuAlgorithm):
         return tuple(_default(p.with_(frozen=False), t, products) for products in offered)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        if products(s):
-            return super().prepare(p, t, s, weight)
-        from ..kernels.cpu import winograd_prepare
+        from ..kernels.cpu import winograd_prepare, winograd_prepare_amx
 
-        return winograd_prepare.prepare(self.seen_by_kernel(p), t, s, weight)
+        by = winograd_prepare_amx if products(s) else winograd_prepare
+        return by.prepare(self.seen_by_kernel(p), t, s, weight)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         work = _Work(p, t, s)

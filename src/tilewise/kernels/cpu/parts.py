@@ -61,30 +61,37 @@ def _widened(f: Function, bits: Any) -> Vector:
 
 
 def split_pairs(f: Function, low: Vector, high: Vector, parts: int) -> list[Vector]:
-    """The parts of two vectors, side by side in every lane, `low` in the lower halves."""
-    lanes = low.lanes
-    words = ir.VectorType(I32, lanes)
+    """The parts of two vectors, side by side in every lane, `low` in the lower halves.
+
+    Of float64, what is left after each part keeps all its bits.
+    """
+    lanes, kind = low.lanes, low.ir.type
+    words, floats = ir.VectorType(I32, lanes), ir.VectorType(F32, lanes)
     zipped = [half * lanes + lane for lane in range(lanes) for half in (0, 1)]
     mask = ir.Constant(ir.VectorType(I32, 2 * lanes), zipped)
+
+    def rest(value: Vector, bits: Any) -> Vector:
+        part = f.ll.bitcast(bits, floats)
+        return value - Vector(f, part if kind == floats else f.ll.fpext(part, kind))
+
     found = []
     for part in range(parts):
-        bits = _rounded_both(f, low, high)
+        bits = _rounded_both(f, *(value.ir if kind == floats else f.ll.fptrunc(value.ir, floats)
+                                  for value in (low, high)))
         pairs = f.ll.bitcast(f.ll.shuffle_vector(bits, bits, mask), words)
-        found.append(Vector(f, f.ll.bitcast(pairs, low.ir.type)))
+        found.append(Vector(f, f.ll.bitcast(pairs, floats)))
         if part + 1 < parts:
-            below = f.ll.shl(pairs, ir.Constant(words, [16] * lanes))
-            above = f.ll.and_(pairs, ir.Constant(words, [-1 << 16] * lanes))
-            low = low - Vector(f, f.ll.bitcast(below, low.ir.type))
-            high = high - Vector(f, f.ll.bitcast(above, low.ir.type))
+            low = rest(low, f.ll.shl(pairs, ir.Constant(words, [16] * lanes)))
+            high = rest(high, f.ll.and_(pairs, ir.Constant(words, [-1 << 16] * lanes)))
     return found
 
 
-def _rounded_both(f: Function, low: Vector, high: Vector) -> Any:
+def _rounded_both(f: Function, low: Any, high: Any) -> Any:
     """The nearest bfloat16s, as integers, one vector behind the other."""
-    lanes, kind = low.lanes, low.ir.type
+    lanes, kind = low.type.count, low.type
     convert = f.intrinsic(f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * lanes}",
                           ir.VectorType(_Bfloat(), 2 * lanes), [kind, kind])
-    both = f.ll.call(convert, [high.ir, low.ir])
+    both = f.ll.call(convert, [high, low])
     return f.ll.bitcast(both, ir.VectorType(I16, 2 * lanes))
 
 

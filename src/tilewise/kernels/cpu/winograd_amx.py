@@ -59,6 +59,10 @@ class Geometry(winograd_geometry.Geometry):
     def panel_floats(self, width: int) -> int:
         return width // SIDE * self.steps * self.step_floats
 
+    @cached_property
+    def weight_floats(self) -> int:
+        return self.positions * self.panel_floats(self.k_vectors * self.lanes)
+
     def pack_panels(self, panels: Any) -> Any:
         return pack_columns(panels, self.parts)
 

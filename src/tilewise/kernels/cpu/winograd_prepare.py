@@ -5,6 +5,8 @@ Computed in float64 and rounded once, like the weights of inference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from llvmlite import ir
 
@@ -22,7 +24,7 @@ from .winograd_geometry import Geometry
 F64 = ir.DoubleType()
 
 
-class _Doubles(Lanes):
+class Doubles(Lanes):
     """The arithmetic of programs on vectors of float64."""
 
     def constant(self, value: float) -> Vector:
@@ -38,48 +40,66 @@ def make(p: Problem, s: Schedule, isa: Isa) -> Module:
 
     The frame's X is a table of the strides of K, C, R and S.
     """
-    m, g = Module(isa), Geometry(p, s, isa.lanes)
-    whole = (g.k_blocks - g.has_tail) * s.vectors  # vectors in blocks of full width
+    return module(Geometry(p, s, isa.lanes), isa, _vector)
+
+
+def module(g: Geometry, isa: Isa, vector: Callable[[Function, Panels, bool, int], None]) -> Module:
+    """With `vector` for all input channels of one vector of output channels."""
+    m, p = Module(isa), g.p
+    whole = (g.k_blocks - g.has_tail) * g.s.vectors  # vectors in blocks of full width
     with m.function("body", frame="pointer", task="index", worker="index") as body:
         with body.when(body.task < whole):
-            _vector(body, g, body.task, False, g.lanes)
+            vector(body, Panels(body, g, False), False, g.lanes)
         rest = p.k % g.lanes
         if g.has_tail:
             full = g.k_vectors - (rest > 0)
             with body.when((body.task >= whole) & (body.task < full)):
-                _vector(body, g, body.task, True, g.lanes)
+                vector(body, Panels(body, g, True), True, g.lanes)
             if rest:
                 with body.when(body.task >= full):
-                    _vector(body, g, body.task, True, rest)
+                    vector(body, Panels(body, g, True), True, rest)
     emit_entry(m, [emit_region(m, "prepare", lambda f, frame: g.k_vectors, body)])
     return m
 
 
-def _vector(f: Function, g: Geometry, vector: Index, end: bool, count: int) -> None:
-    """All input channels of one vector of output channels, `count` of which there are."""
-    p, width = g.p, g.vectors(end) * g.lanes
-    strides = [f.frame.load_pointer(X).load_index(i) for i in range(4)]
-    source = f.frame.load_pointer(WEIGHT) + vector * g.lanes * strides[0]
-    block, within = vector // g.s.vectors, vector % g.s.vectors * g.lanes
-    to = f.frame.load_pointer(Y) + within
-    if g.s.order == "channels":
-        to, apart = to + block * (g.positions * g.panel), g.depth * width
-    else:
-        to, apart = to + block * g.panel, g.depth * g.k_vectors * g.lanes
+class Panels:
+    """What a task reads and writes; the task is a vector of output channels."""
 
-    with f.loop(p.c) as c:
+    def __init__(self, f: Function, g: Geometry, end: bool) -> None:
+        self.f, self.g = f, g
+        self.strides = [f.frame.load_pointer(X).load_index(i) for i in range(4)]
+        self.source = f.frame.load_pointer(WEIGHT) + f.task * g.lanes * self.strides[0]
+        block, self.within = f.task // g.s.vectors, f.task % g.s.vectors
+        to = f.frame.load_pointer(Y)
+        if g.s.order == "channels":
+            self.to = to + block * (g.positions * g.panel)
+            self.apart = g.panel_floats(g.vectors(end) * g.lanes)  # from a position to the next
+        else:
+            self.to, self.apart = to + block * g.panel, g.panel_floats(g.k_vectors * g.lanes)
+
+    def transformed(self, c: Index, count: int, store: Callable[[int, Vector], None]) -> None:
+        """The filters of one input channel, `count` of which there are: store(position, value)."""
+        f, g, strides = self.f, self.g, self.strides
+
         def load(i: int, j: int) -> Vector:
-            return _gather(f, source + (c.i * strides[1] + strides[2] * i + strides[3] * j),
+            return _gather(f, self.source + (c * strides[1] + strides[2] * i + strides[3] * j),
                            strides[0], count)
 
-        def store(i: int, j: int, value: Vector) -> None:
-            at = c.i * width + (i * g.across.n + j) * apart
-            single = f.ll.fptrunc(value.ir, ir.VectorType(F32, g.lanes))
-            (to + at).store(Vector(f, single))
+        transform(f, g.down.G, g.across.G, load,
+                  lambda i, j, value: store(i * g.across.n + j, value), Doubles(f))
 
-        transform(f, g.down.G, g.across.G, load, store, _Doubles(f))
-    with f.loop(g.depth, start=p.c) as c, f.loop(g.positions) as position:
-        (to + (c.i * width + position.i * apart)).store(f.vector(0.0))
+
+def _vector(f: Function, panels: Panels, end: bool, count: int) -> None:
+    g = panels.g
+    to, width = panels.to + panels.within * g.lanes, g.vectors(end) * g.lanes
+    with f.loop(g.p.c) as c:
+        def store(position: int, value: Vector) -> None:
+            single = f.ll.fptrunc(value.ir, ir.VectorType(F32, g.lanes))
+            (to + (c.i * width + position * panels.apart)).store(Vector(f, single))
+
+        panels.transformed(c.i, count, store)
+    with f.loop(g.depth, start=g.p.c) as c, f.loop(g.positions) as position:
+        (to + (c.i * width + position.i * panels.apart)).store(f.vector(0.0))
 
 
 def _gather(f: Function, source: Pointer, stride: Index, count: int) -> Vector:
@@ -94,10 +114,15 @@ def _gather(f: Function, source: Pointer, stride: Index, count: int) -> Vector:
 
 def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor) -> torch.Tensor:
     """U of a weight (K, C, R, S), in pool memory."""
-    # only what U depends on, so that other problems and schedules find the same kernel
-    p = Problem(1, p.c, p.r, p.s, p.k, p.r, p.s)
     s = Schedule(**{name: s[name] for name in ("tile_h", "tile_w", "order", "vectors")})
-    u = memory.empty(Geometry(p, s, t.lanes).weight_floats)
+    return run(make, Geometry, p, t, s, weight)
+
+
+def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Target, s: Schedule,
+        weight: torch.Tensor) -> torch.Tensor:
+    """Call what `make` gives; `s` has no more than U depends on, so that others find it too."""
+    p = Problem(1, p.c, p.r, p.s, p.k, p.r, p.s)
+    u = memory.empty(geometry(p, s, t.lanes).weight_floats)
     strides = torch.tensor(weight.stride())
     launcher(make, p, s, t.row)(strides.data_ptr(), weight.data_ptr(), 0, 0, u.data_ptr(), 0, 1,
                                 t.threads)

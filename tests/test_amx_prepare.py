@@ -1,0 +1,48 @@
+"""Weights prepared for the matrix unit against their definition, between unmapped pages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from guarded import launch_guarded
+from harness import in_process
+from test_amx import needs_amx
+
+from tilewise.core import Problem, Schedule, Target
+from tilewise.kernels.cpu import winograd_prepare_amx
+from tilewise.kernels.cpu.launch import launcher
+from tilewise.kernels.cpu.winograd_amx import Geometry
+
+# channels, filters and taps: odd numbers, more than one step, less than a vector
+SHAPES = ((33, 70, 3, 3), (64, 48, 3, 3), (1, 5, 3, 3), (70, 40, 2, 3), (40, 16, 1, 4))
+ORDERS = ("channels", "positions", "shared")
+CLOSE = 2.0 ** -21  # float64 sums in another order: the last bit of the last part
+
+
+def run_shapes(products: int) -> list[str]:
+    """What differs, of weights whose channels or taps are innermost."""
+    target, wrong = Target.host("amx", 2), []
+    for number, (c, k, r, taps) in enumerate(SHAPES):
+        p = Problem(1, c, r, taps, k, r, taps)
+        s = Schedule(tile_h=4 if r > 1 else 1, tile_w=4, order=ORDERS[number % 3],
+                     vectors=1 + (number + products) % 2 * (k > 16), products=products)
+        print(p, s)
+        weight = torch.randn(k, c, r, taps, generator=torch.Generator().manual_seed(number))
+        geometry = Geometry(p, s, target.lanes)
+        expected = geometry.pack_weight(weight).view(torch.bfloat16).double()
+        for side, given in (("start", weight),
+                            ("end", weight.contiguous(memory_format=torch.channels_last))):
+            values = given.as_strided((given.numel(),), (1,), 0)
+            u = launch_guarded(launcher(winograd_prepare_amx.make, p, s, target.row),
+                               {"x": torch.tensor(given.stride()), "weight": values},
+                               {"y": geometry.weight_floats}, 1, target.threads, side)["y"]
+            error = (u.view(torch.bfloat16).double() - expected).abs().max()
+            if not error <= CLOSE:  # also where it is NaN
+                wrong.append(f"{p} {s}: {float(error):.1e}")
+    return wrong
+
+
+@needs_amx
+@pytest.mark.parametrize("products", [1, 3, 6])
+def test_prepared_weights_are_those_of_float64(products: int) -> None:
+    assert in_process("test_amx_prepare:run_shapes", products) == []
