@@ -29,6 +29,7 @@ from tilewise.kernels.cpu.emit import Function
 from tilewise.kernels.cpu.microkernel import LINE
 
 __all__ = ["check"]  # called by faults
+WIDE = "n1c37h33w33k21r3s3p1_f32_forward"  # tiles for several multiplies
 STRIDED = "n2c37h9w19k21r3s3u2p1_f32_forward"
 BARE = "n2c37h5w7k21r1s1_f32_forward+bias"
 ADDED = "n2c37h9w19k21r3s3p1_f32_forward+bias+residual+relu+pool2"
@@ -47,12 +48,17 @@ def without_product(products: int, which: int) -> Callable[..., None]:
     return lambda patch: patch.setitem(parts.PAIRS, products, pairs[:which] + pairs[which + 1:])
 
 
-def always(module: Any, fresh: bool) -> Callable[..., None]:
+def always(module: Any, fresh: bool, name: str = "multiply") -> Callable[..., None]:
     """Every multiply begins with zeros, or none does."""
-    return replaced(module, "multiply",
+    return replaced(module, name,
                     lambda f, a, b, c, left, right, out, walk, products, _, *others, **options:
-                    amx.multiply(f, a, b, c, left, right, out, walk, products, fresh, *others,
-                                 **options))
+                    getattr(amx, name)(f, a, b, c, left, right, out, walk, products, fresh,
+                                       *others, **options))
+
+
+def without_next(f: Function, *operands: Any) -> None:
+    """All blocks of a column read the first one's rows."""
+    amx.multiply_column(f, *operands[:-2], 0, operands[-1])
 
 
 def clears_nothing(self: Any) -> Function:
@@ -135,7 +141,13 @@ MUTATIONS = {
     "sums begin with what was there": Mutation(
         always(direct_amx, fresh=False), "cpu_direct", PADDED, {"products": 1}),
     "the second pass forgets the first": Mutation(
-        always(winograd_amx, fresh=True), "cpu_winograd", LONG, {"products": 3}),
+        always(winograd_amx, True, "multiply_column"), "cpu_winograd", LONG, {"products": 3}),
+    "all blocks of a column are the first": Mutation(
+        replaced(winograd_amx, "multiply_column", without_next), "cpu_winograd", WIDE,
+        {"products": 3}),
+    "the first operands of a block are the last's": Mutation(
+        replaced(amx._Unit, "load_first", lambda unit, a, b: None), "cpu_winograd", PADDED,
+        {"products": 3}),
     "the second pass over pixels forgets the first": Mutation(
         always(direct_amx, fresh=True), "cpu_pointwise", MANY,
         {"products": 3, "block_rows": 64}),

@@ -43,7 +43,7 @@ class CpuWinograd(CpuAlgorithm):
     """Any F(m, r) along both axes; fused by block of tiles, or shared by all threads."""
 
     name = "cpu_winograd"
-    version = 3
+    version = 4
     kernel = "winograd"
     fuses = frozenset({"bias", "residual", "relu", "relu6", "pool2", "mask"})
     exact_on_integers = False

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .emit import I8, I64, PTR, VOID, Function, Pointer
+from .emit import I8, I64, PTR, VOID, Function, Index, Pointer
 from .microkernel import LINE, Walk
 from .parts import PAIRS
 
@@ -62,16 +62,47 @@ def multiply(f: Function, a: Pointer, b: Pointer, c: Pointer, left: Side, right:
     turn of the innermost loop does.
     """
     unit = _Unit(f, left, right, products, starts, level)
-    sums = {(i * MOST + j): c + (row + j * out.part)
-            for i, row in enumerate(out.tiles) for j in range(len(right.tiles))}
+    sums = _sums(right, out)
     for tile, where in sums.items():
-        if fresh:
-            unit.call("tilezero", tile)
-        else:
-            unit.load(tile, where, out.pitch)
+        unit.begin(tile, c + where, out.pitch, fresh)
     unit.walk(a, b, ahead[0] if ahead else a, walk.loops, ahead[1] if ahead else 0)
     for tile, where in sums.items():
-        unit.call("tilestored64", tile, where, out.pitch)
+        unit.call("tilestored64", tile, c + where, out.pitch)
+
+
+def multiply_column(f: Function, a: Pointer, b: Pointer, c: Pointer, left: Side, right: Side,
+                    out: Side, walk: Walk, products: int, fresh: bool,
+                    ahead: tuple[Pointer, int], blocks: Index | int, next_a: int,
+                    next_c: int) -> None:
+    """As many multiplies of the same b, over a walk of one loop, as there are `blocks` of a and c.
+
+    Sums wait for the last operations before they are stored, and all that stands behind them waits
+    as well: the first operands of the next block stand before them.
+    """
+    unit, sums = _Unit(f, left, right, products), _sums(right, out)
+    (here, lines), ((count, a_step, b_step),) = ahead, walk.loops
+    unit.load_first(a, b)
+    for tile, where in sums.items():
+        unit.begin(tile, c + where, out.pitch, fresh)
+    first = c
+    with f.loop(blocks, carry=[a, c, here]) as block:
+        a, c, here = block.values
+        here = unit.steps(a, b, here, lines, loaded=True)
+        here = unit.walk(a + a_step, b + b_step, here, ((count - 1, a_step, b_step),), lines)
+        last = (block.i + 1).equals(blocks)
+        # after the last: what can be read, and was not just written
+        a, then = last.select(a, a + next_a), last.select(first, c + next_c)
+        unit.load_first(a, b)
+        for tile, where in sums.items():
+            unit.call("tilestored64", tile, c + where, out.pitch)
+            unit.begin(tile, then + where, out.pitch, fresh)
+        block.values = [a, then, here]
+
+
+def _sums(right: Side, out: Side) -> dict[int, int]:
+    """Tiles of c, and where each begins."""
+    return {(i * MOST + j): row + j * out.part
+            for i, row in enumerate(out.tiles) for j in range(len(right.tiles))}
 
 
 def only_multiply(f: Function, data: Pointer, turns: int) -> None:
@@ -96,11 +127,7 @@ class _Unit:
              loops: Sequence[tuple[int, int, int]], lines: int) -> Pointer:
         """Emit the loops from the outermost inwards; where the prefetch has come to."""
         if not loops:
-            for number, (a_start, b_start) in enumerate(self.starts):
-                for line in range(lines):
-                    ahead.prefetch((number * lines + line) * LINE, level=self.level)
-                self.step(a + a_start, b + b_start)
-            return ahead + len(self.starts) * lines * LINE
+            return self.steps(a, b, ahead, lines)
         (count, a_step, b_step), *inner = loops
         if count == 1:
             return self.walk(a, b, ahead, inner, lines)
@@ -110,9 +137,18 @@ class _Unit:
             loop.values = [a + a_step, b + b_step, ahead]
         return loop.values[2]
 
-    def step(self, a: Pointer, b: Pointer) -> None:
+    def steps(self, a: Pointer, b: Pointer, ahead: Pointer, lines: int,
+              loaded: bool = False) -> Pointer:
+        """What a turn of the innermost loop does; where the prefetch has come to."""
+        for number, (a_start, b_start) in enumerate(self.starts):
+            for line in range(lines):
+                ahead.prefetch((number * lines + line) * LINE, level=self.level)
+            self.step(a + a_start, b + b_start, loaded)
+        return ahead + len(self.starts) * lines * LINE
+
+    def step(self, a: Pointer, b: Pointer, loaded: bool) -> None:
         """32 values of the depth: all pairs of parts, each operand loaded when it changes."""
-        held: tuple[int | None, int | None] = (None, None)
+        held: tuple[int | None, int | None] = self.pairs[0] if loaded else (None, None)
         for pair in self.pairs:
             if pair[0] != held[0]:
                 self.load_side(4, a, self.left, pair[0])
@@ -120,6 +156,18 @@ class _Unit:
                 self.load_side(6, b, self.right, pair[1])
             held = pair
             self.multiply()
+
+    def load_first(self, a: Pointer, b: Pointer) -> None:
+        """What a step begins with."""
+        self.load_side(4, a, self.left, self.pairs[0][0])
+        self.load_side(6, b, self.right, self.pairs[0][1])
+
+    def begin(self, tile: int, where: Pointer, pitch: int, fresh: bool) -> None:
+        """Sums from zero, or from what is there."""
+        if fresh:
+            self.call("tilezero", tile)
+        else:
+            self.load(tile, where, pitch)
 
     def load_side(self, first: int, at: Pointer, side: Side, part: int) -> None:
         """A part of an operand into the tiles from `first` on."""

@@ -15,7 +15,7 @@ from ...core.matrix import DEPTH
 from ...core.problem import Problem
 from ...core.schedule import Schedule
 from . import winograd, winograd_geometry
-from .amx import SIDE, TILE, Side, multiply
+from .amx import SIDE, TILE, Side, multiply_column
 from .emit import Function, Index, Module, Pointer, Vector
 from .microkernel import LINE, Walk
 from .parts import PARTS, pack_columns, split
@@ -101,7 +101,7 @@ class _OnTiles(winograd.Winograd):
         return (tile // SIDE) * self.g.v_rows + (tile % SIDE) * LINE
 
     def _product(self, end: bool) -> Any:
-        """For each kind of pass: a group of tiles times so many steps of a panel."""
+        """For each kind of pass: groups of tiles times so many steps of a panel."""
         return {kind: self._one_pass(end, *kind) for kind in self.g.passes.kinds}
 
     def _one_pass(self, end: bool, first: bool, length: int) -> Function:
@@ -112,23 +112,21 @@ class _OnTiles(winograd.Winograd):
         out = Side(tuple(i * SIDE * columns * SIDE for i in rows), SIDE, 4 * columns * SIDE)
         walk = Walk(((length, g.step_floats, columns * g.step_floats),))
         name = f"product_{'first' if first else 'next'}{length}{'_end' if end else ''}"
-        with self.m.function(name, v="pointer", u="pointer", m="pointer", ahead="pointer") as f:
-            multiply(f, f.v, f.u, f.m, left, right, out, walk, self.s.products, first,
-                     (f.ahead, g.lines_ahead))
+        kinds: Any = {"v": "pointer", "u": "pointer", "m": "pointer", "ahead": "pointer",
+                      "groups": "index"}
+        with self.m.function(name, **kinds) as f:
+            multiply_column(f, f.v, f.u, f.m, left, right, out, walk, self.s.products, first,
+                            (f.ahead, g.lines_ahead), f.groups, len(rows) * g.v_rows,
+                            self.s.rows * columns * g.lanes)
         return f
 
     def _multiply(self, f: Function, scratch: Pointer, u: Pointer, m: Pointer, position: Index,
                   groups: Index, end: bool) -> None:
         g, columns = self.g, self.g.vectors(end)
-        width = columns * g.lanes
         v, step = scratch + position * g.v_position, columns * g.step_floats
         fetched = g.lines_ahead * LINE  # of the next panel, by one group in one step
         products: Any = self.products[end]
         for one in g.passes.each(f):
             here, ahead = v + one.start * g.step_floats, u + g.panel
             ahead = ahead + one.start * (self.s.groups * fetched)
-            with f.loop(groups) as group:
-                f.call(products[one.kind], here + group.i * (self.s.rows // SIDE * g.v_rows),
-                       u + one.start * step,
-                       m + group.i * (self.s.rows * width),
-                       ahead + group.i * (one.length * fetched))
+            f.call(products[one.kind], here, u + one.start * step, m, ahead, groups)
