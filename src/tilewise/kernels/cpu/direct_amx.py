@@ -30,6 +30,9 @@ from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, e
 from .tiling import ceil_div, emit_copy, emit_zero
 
 PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
+# the same where they may come from the second cache: taps find the input in the first, and sums
+# that leave the unit would cost more
+FAR_PANEL = 512 << 10
 AHEAD = 1024  # floats of the input that are asked for before they are packed
 AT_ONCE = 16  # blocks of output channels whose weights are prepared together
 SOON = 4096  # and of weights before they are multiplied, where each is used once
@@ -117,7 +120,8 @@ class Geometry(BlocksOfK):
     def passes(self) -> Passes:
         """Over the pixels; weights that are used once need not stay near."""
         chunk = 4 * self.panel_floats(self.block_k) // self.chunks
-        return Passes(self.chunks, self.chunks if self.groups == 1 else max(1, PANEL // chunk))
+        panel = FAR_PANEL if self.parts == 1 and len(self.taps) > 1 else PANEL
+        return Passes(self.chunks, self.chunks if self.groups == 1 else max(1, panel // chunk))
 
     @cached_property
     def wait(self) -> bool:
