@@ -15,6 +15,7 @@ from test_mutations import PADDED, POOLED, Mutation, check, next_bias, whole_vec
 from tilewise.kernels.cpu import (
     amx,
     direct_amx,
+    direct_prepare_amx,
     epilogue,
     geometry,
     outer,
@@ -36,7 +37,7 @@ ADDED = "n2c37h9w19k21r3s3p1_f32_forward+bias+residual+relu+pool2"
 FEW = "n2c3h9w19k21r3s3u1x2p1_f32_forward"  # a row of taps is one of the depth's
 LONG = "n1c600h3w5k21r3s3p1_f32_forward"  # the depth takes two passes
 MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
-SPLIT, PACK, PACK_SOME = parts.split, parts.pack_columns, direct_amx.Geometry._pack_some
+SPLIT, GATHER = parts.split, direct_prepare_amx._Vector._gather
 PAIRS = parts.split_pairs
 WEIGHT = "n2c37h17w19k40r3s3p1_f32_backward_weight"  # three tiles of rows, several blocks
 BANDS = {"products": 3, "order": "bands", "tiles": 32, "parts": 2}
@@ -71,13 +72,6 @@ def rows_of_a_swapped(f: Function, a: Any, b: Any, c: Any, left: amx.Side, *othe
     amx.multiply(f, a, b, c, replace(left, tiles=left.tiles[::-1]), *others)
 
 
-def taps_by_channel(self: Any, weight: Any) -> Any:
-    """The values of a row of taps sorted by channel, then by tap."""
-    k, c, r, s = weight.shape
-    swapped = weight.permute(0, 2, 1, 3).reshape(k, r, s, c).permute(0, 3, 1, 2)
-    return PACK_SOME(self, swapped)
-
-
 def another_band(self: Any, f: Function, scratch: Any, first: Any, start: Any, stop: Any,
                  band: int = 0) -> None:
     READ(self, f, scratch, first, start, stop, max(0, band - 1))
@@ -99,9 +93,14 @@ MUTATIONS = {
         replaced(winograd_amx._OnTiles, "_v_of_tile", lambda self, tile:
                  (tile // 16) * self.g.v_rows + (tile % 16 - tile % 2) * LINE),
         "cpu_winograd", PADDED, {"products": 3}),
-    "pairs of channels lie apart": Mutation(
-        replaced(direct_amx, "pack_columns", lambda panels, count: PACK(
-            panels.unflatten(-2, (-1, 16, 2)).transpose(-3, -2).flatten(-4, -2), count)),
+    "pairs of channels are swapped": Mutation(
+        replaced(direct_prepare_amx, "split_pairs", lambda f, low, high, parts: PAIRS(
+            f, high, low, parts)), "cpu_pointwise", BARE, {"products": 1}),
+    "the last block of weights is as wide as the others": Mutation(
+        changed(geometry.BlocksOfK, "has_tail", lambda tail: False), "cpu_pointwise",
+        BARE, {"products": 3}),
+    "an odd channel is left out": Mutation(
+        changed(direct_prepare_amx.Geometry, "values", lambda values: values - values % 2),
         "cpu_pointwise", BARE, {"products": 1}),
     "a tap reads the next pixel": Mutation(
         changed(direct_amx.Geometry, "starts", lambda starts: [
@@ -127,8 +126,8 @@ MUTATIONS = {
     "padding beside joined taps is not cleared": Mutation(
         replaced(direct_amx, "emit_zero", lambda *_: None), "cpu_direct", FEW, {"products": 1}),
     "joined taps are in another order": Mutation(
-        replaced(direct_amx.Geometry, "_pack_some", taps_by_channel), "cpu_direct", FEW,
-        {"products": 1}),
+        replaced(direct_prepare_amx._Vector, "_gather", lambda self, value, tap: GATHER(
+            self, value % 3 * 3 + value // 3, tap)), "cpu_direct", FEW, {"products": 1}),
     "a row of joined taps lies among the packed ones": Mutation(
         changed(direct_amx.Geometry, "sums_start", lambda start: start - 64), "cpu_direct", FEW,
         {"products": 1}),

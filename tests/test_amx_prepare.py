@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from guarded import launch_guarded
@@ -10,14 +11,44 @@ from harness import in_process
 from test_amx import needs_amx
 
 from tilewise.core import Problem, Schedule, Target
-from tilewise.kernels.cpu import winograd_prepare_amx
+from tilewise.kernels.cpu import direct_amx, direct_prepare_amx, winograd_prepare_amx
 from tilewise.kernels.cpu.launch import launcher
 from tilewise.kernels.cpu.winograd_amx import Geometry
 
 # channels, filters and taps: odd numbers, more than one step, less than a vector
 SHAPES = ((33, 70, 3, 3), (64, 48, 3, 3), (1, 5, 3, 3), (70, 40, 2, 3), (40, 16, 1, 4))
+DIRECT = ((33, 70, 1, 1), (64, 48, 3, 3), (1, 5, 3, 3), (3, 21, 7, 7), (37, 16, 1, 4))
 ORDERS = ("channels", "positions", "shared")
 CLOSE = 2.0 ** -21  # float64 sums in another order: the last bit of the last part
+
+
+def prepared(make: Any, geometry: Any, weight: torch.Tensor, side: str) -> torch.Tensor:
+    """By the generated code, which touches nothing beside the weight and its result."""
+    target = Target.host("amx", 2)
+    values = weight.as_strided((weight.numel(),), (1,), 0)
+    return launch_guarded(launcher(make, geometry.p, geometry.s, target.row),
+                          {"x": torch.tensor(weight.stride()), "weight": values},
+                          {"y": geometry.weight_floats}, 1, target.threads, side)["y"]
+
+
+def run_direct() -> list[str]:
+    """What differs by a bit."""
+    wrong = []
+    for (c, k, r, taps), products, vectors in itertools.product(DIRECT, (1, 3, 6), (1, 2)):
+        p = Problem(1, c, r, taps, k, r, taps)
+        g = direct_amx.Geometry(p, Schedule(vectors=vectors, products=products), 16)
+        weight = torch.randn(k, c, r, taps, generator=torch.Generator().manual_seed(k))
+        for side, given in (("start", weight),
+                            ("end", weight.contiguous(memory_format=torch.channels_last))):
+            found = prepared(direct_prepare_amx.make, g, given, side).view(torch.int32)
+            if not torch.equal(found, g.pack_weight(weight).view(torch.int32)):
+                wrong.append(f"{p} {g.s} {side}")
+    return wrong
+
+
+@needs_amx
+def test_prepared_panels_are_those_of_torch() -> None:
+    assert in_process("test_amx_prepare:run_direct") == []
 
 
 def run_shapes() -> list[str]:
@@ -33,10 +64,7 @@ def run_shapes() -> list[str]:
         expected = geometry.pack_weight(weight).view(torch.bfloat16).double()
         for side, given in (("start", weight),
                             ("end", weight.contiguous(memory_format=torch.channels_last))):
-            values = given.as_strided((given.numel(),), (1,), 0)
-            u = launch_guarded(launcher(winograd_prepare_amx.make, p, s, target.row),
-                               {"x": torch.tensor(given.stride()), "weight": values},
-                               {"y": geometry.weight_floats}, 1, target.threads, side)["y"]
+            u = prepared(winograd_prepare_amx.make, geometry, given, side)
             error = (u.view(torch.bfloat16).double() - expected).abs().max()
             if not error <= CLOSE:  # also where it is NaN
                 wrong.append(f"{p} {s}: {float(error):.1e}")

@@ -28,8 +28,10 @@ class CpuAlgorithm(Algorithm):
         return int(self._geometry(p, t, s).scratch_bytes(t.threads))
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import memory
+        from ..kernels.cpu import direct_prepare_amx, memory
 
+        if products(s):
+            return direct_prepare_amx.prepare(self._seen(p, s), t, s, weight)
         return memory.keep(self._geometry(p, t, s).pack_weight(weight))
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:

@@ -34,7 +34,6 @@ PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and 
 # that leave the unit would cost more
 FAR_PANEL = 512 << 10
 AHEAD = 1024  # floats of the input that are asked for before they are packed
-AT_ONCE = 16  # blocks of output channels whose weights are prepared together
 SOON = 4096  # and of weights before they are multiplied, where each is used once
 
 
@@ -176,21 +175,21 @@ class Geometry(BlocksOfK):
         """Floats of the weights of `width` output channels."""
         return self.chunks * len(self.taps) * self.parts * width // SIDE * TILE
 
+    @cached_property
+    def weight_floats(self) -> int:
+        """Floats of all panels."""
+        return self.panel_floats(self.k_vectors * self.lanes)
+
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, R, S) to panels of [32 channels][r][s][part][16 output channels]."""
-        some = weight.split(AT_ONCE * self.block_k)  # what is made on the way is large
-        return torch.cat([panel for k in some for panel in self._pack_some(k)])
-
-    def _pack_some(self, weight: Any) -> list[Any]:
-        """Panels of whole blocks of output channels, and of the rest."""
         if self.joins_taps:
             weight = weight.permute(0, 3, 1, 2).flatten(1, 2)[..., None]
         k, c = weight.shape[:2]
         w = torch.nn.functional.pad(weight.permute(1, 2, 3, 0).flatten(1),
                                     (0, 0, 0, self.chunks * DEPTH - c))
         w = w.reshape(self.chunks, DEPTH, len(self.taps), k).transpose(1, 2)
-        return [pack_columns(panel, self.parts).flatten()
-                for panel in self.in_blocks(w.reshape(-1, k))]
+        return torch.cat([pack_columns(panel, self.parts).flatten()
+                          for panel in self.in_blocks(w.reshape(-1, k))])
 
     def tasks(self, batch: Any) -> Any:
         if self.joined:
