@@ -23,12 +23,12 @@ from tilewise.bench import machine
 from tilewise.bench.results import Result
 from tilewise.core import Problem, Target
 from tilewise.core.isa import ISA
-from tilewise.core.matrix import DEPTH
 from tilewise.frontend.ops import ENGINE
 from tilewise.kernels.cpu import amx, jit, memory, peak
 from tilewise.kernels.cpu.emit import Module
 from tilewise.kernels.cpu.microkernel import Walk
 from tilewise.kernels.cpu.parts import PARTS, pack_columns, split_tensor
+from tilewise.kernels.matrix import DEPTH
 from tilewise.planner.measure import interleaved
 
 SIZES = ((256, 256, 256), (512, 512, 512), (256, 1024, 1024), (1024, 1024, 256))

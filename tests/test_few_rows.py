@@ -9,6 +9,7 @@ import harness
 import pytest
 import torch
 from faults import changed, replaced
+from guarded import launch_guarded
 from harness import Mismatch, in_process
 from test_mutations import Mutation, next_bias, whole_vectors
 from torch.nn import functional as F
@@ -16,7 +17,8 @@ from torch.nn import functional as F
 from tilewise.algorithms import LINEAR
 from tilewise.core import Epilogue, Problem, Schedule, Target
 from tilewise.core.isa import available
-from tilewise.kernels.cpu import emit, few_rows
+from tilewise.kernels.cpu import emit, few_rows, few_rows_prepare
+from tilewise.kernels.cpu.launch import launcher
 
 FEW = next(a for a in LINEAR if a.name == "cpu_few_rows")
 STORED = (32, 24, 16)
@@ -86,12 +88,19 @@ def test_values_that_are_no_numbers_stay_where_they_are(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [24, 16])
-def test_some_rows_are_prepared_at_a_time(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    p, t = Problem.parse(ODD), Target.host(threads=2)
-    weight, s = torch.randn(p.k, p.c, 1, 1), Schedule(bits=bits, streams=4)
-    whole = FEW.prepare(p, t, s, weight)
-    monkeypatch.setattr(few_rows, "AT_ONCE", 2 * p.c + 1)
-    assert torch.equal(FEW.prepare(p, t, s, weight), whole)
+@pytest.mark.parametrize("c", [1, 64, 203, 320])
+def test_prepared_weights_are_those_of_torch(bits: int, c: int) -> None:
+    p, s = Problem(1, c, 1, 1, 29, 1, 1), Schedule(bits=bits, streams=4)
+    weight = torch.randn(p.k, c, 1, 1)
+    weight.view(-1)[::7] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 3.4e38]).repeat(
+        weight.numel())[:weight.view(-1)[::7].numel()]
+    for isa in available():
+        geometry = few_rows.Geometry(p, s, isa.lanes)
+        expected = geometry.pack_weight(weight).reshape(p.k, -1)
+        launch = launcher(few_rows_prepare.make, p, s, isa)
+        found = launch_guarded(launch, {"weight": weight.flatten().view(torch.int32)},
+                               {"y": p.k * geometry.row_floats}, 1, 2, "end")["y"]
+        assert torch.equal(found.view(torch.int32).reshape(p.k, -1), expected)
 
 
 def test_as_many_bytes_as_bits_say() -> None:
@@ -154,10 +163,13 @@ MUTATIONS = {
     "the byte below the upper half is left out": fault(replaced(few_rows, "BYTE", 0)),
     "the other half is not cleared": fault(replaced(few_rows, "UPPER", -1), 16),
     "bytes are those of the next value": fault(replaced(
-        few_rows._Words, "shifted", lambda words, by, shifted=few_rows._Words.shifted:
+        few_rows.Words, "shifted", lambda words, by, shifted=few_rows.Words.shifted:
         shifted(words, by + 8 if by < 0 else by))),
     "halves are swapped": fault(changed(
-        few_rows.Geometry, "_pack_rows", lambda rows: rows << 16 | rows >> 16 & 0xFFFF), 16),
+        few_rows_prepare, "prepare", lambda rows: rows << 16 | rows >> 16 & 0xFFFF), 16),
+    "weights are cut off, not rounded": fault(replaced(
+        few_rows_prepare, "_rounded", lambda value, dropped: few_rows.Words.of(value).masked(
+            -1 << dropped + 2))),
     "rows lie closer": fault(changed(few_rows.Geometry, "row_floats", lambda n: n - 1), 32),
     "a task is left out": fault(changed(few_rows.Geometry, "tasks", lambda tasks: tasks - 1)),
     "a stream is shorter": fault(changed(few_rows.Geometry, "places", lambda places: places - 1)),

@@ -21,6 +21,7 @@ from tilewise.frontend.linear import ENGINE, Linear, is_worth, linear
 from tilewise.runtime.engine import PRECISIONS
 
 C = K = 1024  # the smallest weight that is worth it
+LINEAR_BY_NAME = {a.name: a for a in LINEAR}
 T = Target("cpu", "amx", 2, l1=48 << 10, l2=2 << 20, l3=32 << 20)
 
 
@@ -89,6 +90,23 @@ def test_small_weights_are_refused() -> None:
 
 
 @needs_amx
+def test_narrow_weights_are_not_added_up_lane_by_lane() -> None:
+    for c, reasons in ((255, ["input channels are 255, needs at least 256"]), (256, [])):
+        p = Problem(4, c, 1, 1, (8 << 20) // c, 1, 1)
+        assert LINEAR_BY_NAME["cpu_few_rows"].reject(p, T) == reasons
+
+
+@needs_amx
+def test_rows_share_what_was_prepared() -> None:
+    keys = set()
+    with precision("high"):
+        for rows in (1, 2, 3, 6, 20, 40, 100, 300):
+            plan = ENGINE.plan(Problem(rows, 2048, 1, 1, 2048, 1, 1), Target.host(threads=2))
+            if plan.algorithm != "torch_linear":
+                keys.add(ENGINE.build(plan).weight_key)
+    assert len(keys) <= 2  # in parts, and in fewer bits
+
+
 def test_what_is_prepared_is_no_larger_than_the_weight() -> None:
     p, t = Problem(8, C, 1, 1, K, 1, 1), Target.host("amx", 2)
     weight = torch.randn(K, C, 1, 1)

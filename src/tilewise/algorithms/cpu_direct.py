@@ -60,6 +60,9 @@ class CpuDirect(CpuAlgorithm):
     def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
         return (self.default(p, t), *matrix_direct.defaults(p, t))
 
+    def weight_form(self, s: Schedule) -> Schedule:
+        return matrix_direct.weight_form(s) if products(s) else s
+
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         return matrix_direct.cost(p, t, s) if products(s) else _cost(p, t, s)
 

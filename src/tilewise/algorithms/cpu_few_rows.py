@@ -15,6 +15,7 @@ from .cpu_linear import LEAST
 
 STORED = (32, 24, 16)  # bits of a weight in memory
 KEPT = {32: 24, 24: 16, 16: 8}  # leading bits of its value, of which the first is not stored
+NARROWEST = 256  # with fewer values a row, adding up lanes takes longer than reading them
 TOGETHER = 4  # rows that share the weights in registers
 AGAIN = 0.8  # of the time for the first of them that the next take
 TORCH = 1.02  # torch reads float32 as fast; it is what a caller had before
@@ -32,6 +33,8 @@ class CpuFewRows(CpuAlgorithm):
             reasons.append(f"filter is {p.r}x{p.s}, image is {p.h}x{p.w}, needs 1x1 and 1x1")
         if p.groups > 1:
             reasons.append(f"groups is {p.groups}, needs 1")
+        if p.c < NARROWEST:
+            reasons.append(f"input channels are {p.c}, needs at least {NARROWEST}")
         if p.weight_bytes < LEAST:
             reasons.append(f"weight has {p.weight_bytes} bytes, needs at least {LEAST}")
         return reasons
@@ -41,6 +44,9 @@ class CpuFewRows(CpuAlgorithm):
 
     def bits(self, s: Any) -> int:
         return KEPT[s.bits]
+
+    def weight_form(self, s: Any) -> Schedule:
+        return Schedule(bits=s.bits)
 
     def space(self, p: Problem, t: Target) -> Space:
         return Space(bits=STORED, streams=(2, 4, 8))
@@ -58,4 +64,8 @@ class CpuFewRows(CpuAlgorithm):
                        weights=TORCH * times * p.weight_bytes * s.bits / 32)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        return self._geometry(p, t, s).pack_weight(weight)
+        from ..kernels.cpu import few_rows_prepare
+
+        if s["bits"] == 32:
+            return weight.contiguous()
+        return few_rows_prepare.prepare(p, t, s, weight)

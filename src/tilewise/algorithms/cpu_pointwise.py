@@ -62,6 +62,9 @@ class CpuPointwise(CpuAlgorithm):
     def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
         return (self.default(p, t), *matrix_direct.defaults(p, t))
 
+    def weight_form(self, s: Schedule) -> Schedule:
+        return matrix_direct.weight_form(s) if products(s) else s
+
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         if products(s):
             return matrix_direct.cost(p, t, s)

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..core.algorithm import accumulation_error, split_error
 from ..core.cost import matrix_cycles, seconds, tile_cycles
-from ..core.matrix import DEPTH
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
+from ..kernels.matrix import DEPTH
 from ..kernels.winograd_math import Matrix, error_growth, matrices
 from .common import (
     MATRIX_PARTS,

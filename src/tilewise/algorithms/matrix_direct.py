@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.cost import matrix_cycles, seconds
-from ..core.matrix import DEPTH, joins_taps
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
+from ..kernels.matrix import DEPTH, joins_taps
 from .common import MATRIX_PARTS, MATRIX_SIDE, is_pixelwise, streams
 
 PIXELS = (MATRIX_SIDE, 2 * MATRIX_SIDE)  # that are multiplied together
@@ -82,6 +82,11 @@ def _default(p: Problem, t: Target, products: int) -> Schedule:
              for rows in _likely_heights(p)
              for parts in (1, 2, 4, 8) if parts <= blocks]
     return min(found, key=lambda s: cost(p, wide, s))
+
+
+def weight_form(s: Any) -> Schedule:
+    """What the parts of a weight depend on."""
+    return Schedule(vectors=s.vectors, products=s.products)
 
 
 def cost(p: Problem, t: Target, s: Any) -> float:

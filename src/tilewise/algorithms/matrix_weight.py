@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from ..core.cost import matrix_cycles
-from ..core.matrix import DEPTH
 from ..core.target import Target
+from ..kernels.matrix import DEPTH
 from .common import MATRIX_PARTS, MATRIX_SIDE
 
 TILES = (32, 64, 96, 128, 192, 256)  # items that are summed in the unit

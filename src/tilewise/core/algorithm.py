@@ -65,6 +65,10 @@ class Algorithm:
         """The weight as the kernel wants it; made once, used by every call."""
         return weight
 
+    def weight_form(self, s: Schedule) -> Schedule:
+        """What a prepared weight depends on; schedules that agree in it share one."""
+        return s
+
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         """Compile; returns the function that runs it."""
         raise NotImplementedError

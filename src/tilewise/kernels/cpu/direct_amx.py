@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ...core.isa import Isa
-from ...core.matrix import DEPTH, joins_taps
 from ...core.problem import Problem
 from ...core.schedule import Schedule
+from ..matrix import DEPTH, joins_taps
 from .amx import SIDE, TILE, Side, multiply
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish, pool

@@ -11,10 +11,10 @@ import torch
 from llvmlite import ir
 
 from ...core.isa import Isa
-from ...core.matrix import DEPTH
 from ...core.problem import Problem
 from ...core.schedule import Schedule
 from ...core.target import Target
+from ..matrix import DEPTH
 from . import memory
 from .amx import TILE
 from .direct_amx import Geometry

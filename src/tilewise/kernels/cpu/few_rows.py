@@ -16,7 +16,6 @@ from llvmlite import ir
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
-from . import memory
 from .emit import F32, I32, Function, Index, Module, Pointer, Vector
 from .epilogue import finish
 from .geometry import Sizes
@@ -29,7 +28,6 @@ TEMPORARIES = 5  # registers for weights and what they are made from
 MOST = 4  # rows of the input that share the weights in registers
 WORTH = 1 << 19  # bytes of weights that are worth a task
 AHEAD = 512  # floats of a stream that are asked for before they are used
-AT_ONCE = 1 << 22  # values that are prepared together
 UPPER, BYTE = -1 << 16, 0xFF00  # the upper half of a float, and the byte below it
 QUIET = 0x7FC0_0000  # NaN
 
@@ -74,25 +72,18 @@ class Geometry(Sizes):
         return 0
 
     def pack_weight(self, weight: Any) -> Any:
-        """(K, C, 1, 1) to rows of chunks, some rows at a time."""
+        """(K, C, 1, 1) to rows of chunks."""
         if not self.packed:
             return weight.contiguous()
-        packed = memory.empty(self.p.k, self.row_floats).view(torch.int32)
-        some = ceil_div(AT_ONCE, self.p.c)
-        for to, values in zip(packed.split(some), weight.flatten(1).split(some), strict=True):
-            to.copy_(self._pack_rows(values))
-        return packed
-
-    def _pack_rows(self, values: Any) -> Any:
-        rows, c = values.shape
-        values = torch.nn.functional.pad(values, (0, -c % self.chunk))
-        kept = rounded(values, 32 - self.s.bits).view(torch.uint8).reshape(
-            rows, -1, VECTORS, self.lanes, 4)
+        values = torch.nn.functional.pad(weight.flatten(1), (0, -self.p.c % self.chunk))
+        kept = rounded(values.contiguous(), 32 - self.s.bits).reshape(
+            self.p.k, -1, VECTORS, self.lanes)
         # two values share a word of upper halves, and four one of bytes
-        halves = kept[..., 2:].unflatten(2, (-1, 2)).transpose(3, 4).flatten(2)
-        bytes_ = kept[..., 1].transpose(2, 3).flatten(2)
-        parts = [halves] if self.s.bits == 16 else [halves, bytes_]
-        return torch.cat(parts, dim=2).flatten(1).view(torch.int32)
+        words = [kept[:, :, v] >> 16 & ~UPPER | kept[:, :, v + 1] & UPPER for v in (0, 2)]
+        if self.s.bits == 24:
+            first, *others = (kept[:, :, v] & BYTE for v in range(VECTORS))
+            words.append(first >> 8 | others[0] | others[1] << 8 | others[2] << 16)
+        return torch.stack(words, dim=2).flatten(1)
 
 
 def rounded(values: torch.Tensor, dropped: int) -> torch.Tensor:
@@ -187,7 +178,7 @@ class _Rows:
         lanes = self.g.lanes
         if not self.g.packed:
             return [weight.load(v * lanes, count=count) for v, count in enumerate(counts)]
-        words = [_Words.of(weight.load(v * lanes)) for v in range(self.g.chunk_floats // lanes)]
+        words = [Words.of(weight.load(v * lanes)) for v in range(self.g.chunk_floats // lanes)]
         found = []
         for v in range(len(counts)):
             half = words[v // 2]
@@ -208,33 +199,42 @@ class _Rows:
         f.y.store(value, at, count=1)
 
 
-class _Words:
+class Words:
     """A vector of 32-bit words."""
 
     def __init__(self, f: Function, value: Any) -> None:
         self.f, self.ir = f, value
 
     @staticmethod
-    def of(value: Vector) -> _Words:
+    def of(value: Vector) -> Words:
         kind = ir.VectorType(I32, value.lanes)
-        return _Words(value.f, value.f.ll.bitcast(value.ir, kind))
+        return Words(value.f, value.f.ll.bitcast(value.ir, kind))
 
     def floats(self) -> Vector:
         kind = ir.VectorType(F32, self.ir.type.count)
         return Vector(self.f, self.f.ll.bitcast(self.ir, kind))
 
-    def shifted(self, by: int) -> _Words:
+    def shifted(self, by: int) -> Words:
         """Upwards, or downwards where `by` is negative."""
         if not by:
             return self
         shift = self.f.ll.shl if by > 0 else self.f.ll.lshr
-        return _Words(self.f, shift(self.ir, self._same(abs(by))))
+        return Words(self.f, shift(self.ir, self.same(abs(by)).ir))
 
-    def masked(self, bits: int) -> _Words:
-        return _Words(self.f, self.f.ll.and_(self.ir, self._same(bits)))
+    def masked(self, bits: int) -> Words:
+        return Words(self.f, self.f.ll.and_(self.ir, self.same(bits).ir))
 
-    def joined(self, other: _Words) -> _Words:
-        return _Words(self.f, self.f.ll.or_(self.ir, other.ir))
+    def joined(self, other: Words) -> Words:
+        return Words(self.f, self.f.ll.or_(self.ir, other.ir))
 
-    def _same(self, value: int) -> Any:
-        return ir.Constant(self.ir.type, [value] * self.ir.type.count)
+    def plus(self, other: Words) -> Words:
+        return Words(self.f, self.f.ll.add(self.ir, other.ir))
+
+    def unless_nan(self, value: Vector, otherwise: int) -> Words:
+        """These, and `otherwise` where a value is NaN."""
+        nan = self.f.ll.fcmp_unordered("uno", value.ir, value.ir)
+        return Words(self.f, self.f.ll.select(nan, self.same(otherwise).ir, self.ir))
+
+    def same(self, value: int) -> Words:
+        """One in every lane."""
+        return Words(self.f, ir.Constant(self.ir.type, [value] * self.ir.type.count))

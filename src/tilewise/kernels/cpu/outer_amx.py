@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from ...core.matrix import DEPTH
+from ..matrix import DEPTH
 from .amx import MOST, SIDE, TILE, Side, multiply
 from .emit import Function, Index, Pointer
 from .microkernel import LINE, Walk
@@ -44,6 +44,14 @@ class TileGeometry(OuterGeometry):
     def packed_start(self) -> int:
         """Where a worker packs, behind the other things it has."""
         return super().worker_floats
+
+    @cached_property
+    def own(self) -> bool:
+        """Whether parts, of which there may be fewer than workers, have panels of their own."""
+        return bool(self.s.order == "parts")
+
+    def scratch_bytes(self, threads: int) -> int:
+        return super().scratch_bytes(int(self.s.parts) if self.own else threads)
 
     @cached_property
     def worker_floats(self) -> int:
@@ -126,10 +134,11 @@ class OuterOnTiles(OuterSums):
                     self._multiply_block(f, packed, u, steps, self.products[False])
 
     def _packed(self, f: Function) -> Pointer:
-        """Where this worker packs."""
+        """Where this worker packs, or this part is packed."""
         g = self.g
         return f.frame.load_pointer(SCRATCH) + (
-            f.worker * g.worker_floats + (g.part_floats * self.s.parts + g.packed_start))
+            (f.task if g.own else f.worker) * g.worker_floats
+            + (g.part_floats * self.s.parts + g.packed_start))
 
     def _pack_block(self, f: Function, packed: Pointer, mm: Pointer, v: Pointer,
                     steps: Index) -> None:

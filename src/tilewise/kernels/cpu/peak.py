@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from ...core.isa import ISA, Isa
-from ...core.matrix import DEPTH
+from ..matrix import DEPTH
 from . import amx, jit
 from .emit import Module
 from .threads import PARALLEL, THREADS, Frame, X, emit_entry, emit_region, parallel_address

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from ...core.isa import Isa
-from ...core.matrix import DEPTH
 from ...core.problem import Problem
 from ...core.schedule import Schedule
+from ..matrix import DEPTH
 from . import winograd, winograd_geometry
 from .amx import SIDE, TILE, Side, multiply_column
 from .emit import Function, Index, Module, Pointer, Vector

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 
 from ...core.isa import Isa
-from ...core.matrix import DEPTH
 from ...core.problem import Problem
 from ...core.schedule import Schedule
 from ...core.target import Target
+from ..matrix import DEPTH
 from . import winograd_prepare
 from .amx import TILE
 from .emit import Function, Index, Module, Vector

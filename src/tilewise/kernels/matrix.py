@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .problem import Problem
+from ..core.problem import Problem
 
 DEPTH = 32  # values along the reduction in one operation
 
