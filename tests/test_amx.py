@@ -26,7 +26,8 @@ from tilewise.frontend.sharing import noted
 from tilewise.kernels.cpu.parts import split_tensor
 from tilewise.planner import Planner
 from tilewise.planner.planner import inner_problem
-from tilewise.runtime.engine import BITS, PRECISIONS
+from tilewise.runtime.engine import BITS, PRECISIONS, random_operands
+from tilewise.runtime.executable import Executable
 
 HERE = "amx" in [row.name for row in available()]
 needs_amx = pytest.mark.skipif(not HERE, reason="this machine has no matrix unit")
@@ -261,6 +262,29 @@ def precision(setting: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@needs_amx
+def test_what_is_prepared_is_told_apart_by_all_it_depends_on() -> None:
+    """Of problems that one weight may meet: same key, same bits."""
+    target, planner = Target.host("amx", 2), Planner(ALGORITHMS)
+    seen: dict[str, torch.Tensor] = {}
+    for name in ("cpu_direct", "cpu_pointwise", "cpu_winograd"):
+        for end in ("u1", "u2", "p1d2", "p2", "p1+pool2"):
+            geometry, _, pool = end.partition("+")
+            size = 1 if name == "cpu_pointwise" else 3
+            p = Problem.parse(f"n2c3h20w20k40r{size}s{size}{geometry}_f32_forward"
+                              + (f"+{pool}" if pool else ""))
+            algorithm = GENERATED[name]
+            inner = inner_problem(algorithm, p)
+            if algorithm.reject(inner, target):
+                continue
+            weight = random_operands(p)[1]
+            for s in algorithm.defaults(inner, target):
+                run = Executable(planner.plan(p, target, algorithm=name, schedule=s), algorithm)
+                made = run.prepare(weight).flatten().view(torch.int32)
+                assert torch.equal(seen.setdefault(run.weight_key, made), made), run.weight_key
+    assert len(seen) > 10
 
 
 # beside others

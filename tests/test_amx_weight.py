@@ -120,6 +120,14 @@ def test_every_order_is_right_and_repeats_itself(outcomes: Any) -> None:
     assert outcomes[0] == {"ran": len(BLOCKS), "failures": []}
 
 
+def test_parts_need_no_room_for_threads_without_one() -> None:
+    p, t = Problem.parse(STRIDED), Target("cpu", "amx", 2)
+    algorithm = WEIGHT_GRADIENTS["cpu_direct_weight"]
+    (s,) = [s for s in algorithm.defaults(p, t) if s.get("products") == 3]
+    assert s["order"] == "parts"
+    assert algorithm.workspace(p, t, s) == algorithm.workspace(p, t.with_(threads=64), s)
+
+
 # what a precision admits
 
 

@@ -31,7 +31,7 @@ class CpuAlgorithm(Algorithm):
         from ..kernels.cpu import direct_prepare_amx, memory
 
         if products(s):
-            return direct_prepare_amx.prepare(self._seen(p, s), t, s, weight)
+            return direct_prepare_amx.prepare(p, t, self.weight_form(s), weight)
         return memory.keep(self._geometry(p, t, s).pack_weight(weight))
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:

@@ -68,4 +68,4 @@ class CpuFewRows(CpuAlgorithm):
 
         if s["bits"] == 32:
             return weight.contiguous()
-        return few_rows_prepare.prepare(p, t, s, weight)
+        return few_rows_prepare.prepare(p, t, self.weight_form(s), weight)

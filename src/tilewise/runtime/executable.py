@@ -37,7 +37,8 @@ class Executable:
         self._after = tuple(None if name == "mask" else _step(name, plan) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size; a string hashes once
         form = algorithm.weight_form(s)
-        parts = (algorithm.name, t.isa, form, p.layout, p.c, p.k, p.r, p.s, p.groups, plan.mirrors)
+        parts = (algorithm.name, t.isa, form, p.layout, p.c, p.k, p.r, p.s, p.dilation, p.groups,
+                 plan.mirrors)
         self.weight_key = " ".join(map(str, parts))
 
     def prepare(self, weight: Tensor) -> Any:

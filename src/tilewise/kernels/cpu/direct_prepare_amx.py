@@ -17,7 +17,7 @@ from ...core.target import Target
 from ..matrix import DEPTH
 from . import memory
 from .amx import TILE
-from .direct_amx import Geometry
+from .direct_amx_geometry import Geometry
 from .emit import F32, I32, Function, Index, Module, Pointer, Vector
 from .launch import launcher
 from .microkernel import LINE
@@ -104,10 +104,9 @@ class _Vector:
 
 
 def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor) -> torch.Tensor:
-    """Panels of a weight (K, C, R, S), in pool memory."""
-    # no more than panels depend on, so that other images and batches find the same code
+    """Panels of a weight (K, C, R, S), in pool memory; `s` has no more than they depend on."""
+    # so that other images find the same code
     p = Problem(1, p.c, p.span_h, p.span_w, p.k, p.r, p.s, dilation=p.dilation)
-    s = Schedule(vectors=s["vectors"], products=s["products"])
     panels = memory.empty(Geometry(p, s, t.lanes).weight_floats)
     strides = torch.tensor(weight.stride())
     launcher(make, p, s, t.row)(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0,

@@ -22,23 +22,23 @@ class Geometry(OuterGeometry):
     """Every size of the gradient of a weight; the items are pixels."""
 
     @cached_property
-    def positions(self) -> int:  # type: ignore[override]
+    def positions(self) -> int:
         return self.p.groups
 
     @cached_property
-    def items(self) -> int:  # type: ignore[override]
+    def items(self) -> int:
         return self.p.conv_h * self.p.conv_w
 
     @cached_property
-    def columns(self) -> int:  # type: ignore[override]
+    def columns(self) -> int:
         return self.p.r * self.p.s * self.p.group_c
 
     @cached_property
-    def rows(self) -> int:  # type: ignore[override]
+    def rows(self) -> int:
         return self.p.group_k
 
     @cached_property
-    def own_floats(self) -> int:  # type: ignore[override]
+    def own_floats(self) -> int:
         """One unrolled pixel of one group, in whole vectors."""
         return self.c_padded
 

@@ -61,8 +61,8 @@ def _rounded(value: Vector, dropped: int) -> Words:
 
 
 def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor) -> torch.Tensor:
-    """Rows of chunks of a weight (K, C, 1, 1), in pool memory."""
-    p, s = Problem(1, p.c, 1, 1, p.k, 1, 1), Schedule(bits=s["bits"])
+    """Rows of chunks of a weight (K, C, 1, 1), in pool memory; `s` has but the bits."""
+    p = Problem(1, p.c, 1, 1, p.k, 1, 1)  # so that any number of rows finds the same code
     weight = weight.contiguous()
     packed = memory.empty(p.k, Geometry(p, s, t.lanes).row_floats)
     launcher(make, p, s, t.row)(0, weight.data_ptr(), 0, 0, packed.data_ptr(), 0, 1, t.threads)

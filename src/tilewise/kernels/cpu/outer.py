@@ -26,14 +26,36 @@ KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 
 
 class OuterGeometry(Sizes):
-    """Sizes of the panels; the first four are for a subclass to say."""
+    """Sizes of the panels; the first five are for a subclass to say."""
 
-    positions: int
-    items: int  # of one image
-    columns: int  # of V, in the lanes
-    rows: int  # of M
-    own_floats: int = 0  # scratch for reading an item
-    bands: int = 1  # of neighbouring positions, each read on its own
+    @cached_property
+    def positions(self) -> int:
+        raise NotImplementedError
+
+    @cached_property
+    def items(self) -> int:
+        """Of one image."""
+        raise NotImplementedError
+
+    @cached_property
+    def columns(self) -> int:
+        """Of V, in the lanes."""
+        raise NotImplementedError
+
+    @cached_property
+    def rows(self) -> int:
+        """Of M."""
+        raise NotImplementedError
+
+    @cached_property
+    def own_floats(self) -> int:
+        """Scratch for reading an item."""
+        raise NotImplementedError
+
+    @cached_property
+    def bands(self) -> int:
+        """Groups of neighbouring positions, each read on its own."""
+        return 1
 
     @cached_property
     def width(self) -> int:

@@ -1,6 +1,6 @@
 """Weights into the Winograd domain as the matrix unit reads them: pairs of channels, in parts.
 
-Computed and split in float64, like `Geometry.pack_weight`, whose bits they are.
+Computed and split in float64, as `Geometry.pack_weight` does in another order of sums.
 """
 
 from __future__ import annotations

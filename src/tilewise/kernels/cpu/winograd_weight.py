@@ -33,11 +33,11 @@ class Geometry(OuterGeometry):
         return matrices(self.s.tile_w, self.p.s)
 
     @cached_property
-    def positions(self) -> int:  # type: ignore[override]
+    def positions(self) -> int:
         return self.down.n * self.across.n
 
     @cached_property
-    def bands(self) -> int:  # type: ignore[override]
+    def bands(self) -> int:
         """Rows of positions, where each is read on its own."""
         return self.down.n if self.s.order == "bands" else 1
 
@@ -46,19 +46,19 @@ class Geometry(OuterGeometry):
         return ceil_div(self.p.conv_w, self.s.tile_w)
 
     @cached_property
-    def items(self) -> int:  # type: ignore[override]
+    def items(self) -> int:
         return ceil_div(self.p.conv_h, self.s.tile_h) * self.tile_cols
 
     @cached_property
-    def columns(self) -> int:  # type: ignore[override]
+    def columns(self) -> int:
         return self.p.c
 
     @cached_property
-    def rows(self) -> int:  # type: ignore[override]
+    def rows(self) -> int:
         return self.p.k
 
     @cached_property
-    def own_floats(self) -> int:  # type: ignore[override]
+    def own_floats(self) -> int:
         """A pixel of zeros for what lies outside."""
         return max(self.c_padded, self.k_padded)
 
