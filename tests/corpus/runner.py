@@ -1,0 +1,225 @@
+"""Runs a case on the original and on what tilewise makes of it, and says where they differ."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import pickle
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+import tilewise
+from tilewise.core.errors import TilewiseError
+from tilewise.frontend import dynamo
+
+from .case import LAYOUT, Case, gradients
+from .record import Seen, differences, distance, record
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Under which circumstances a script runs."""
+
+    grad: bool = False
+    train: bool = False
+    layout: torch.memory_format = torch.contiguous_format
+
+
+Make = Callable[[nn.Module, Case], nn.Module]
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    make: Make
+    mode: Mode = Mode()
+
+    def admits(self, case: Case) -> bool:
+        return {"released": case.released, "compiled": case.compiled}.get(self.name, True)
+
+
+def optimized(model: nn.Module, case: Case) -> nn.Module:
+    return tilewise.optimize(model)
+
+
+def with_example(model: nn.Module, case: Case) -> nn.Module:
+    example = case.example()
+    before = record(example)
+    made = tilewise.optimize(model, example)
+    found = list(differences(before, record(example)))
+    assert not found, f"optimize changed its example: {found}"
+    return made
+
+
+def released(model: nn.Module, case: Case) -> nn.Module:
+    return tilewise.optimize(model, keep_original=False)
+
+
+def compiled(model: nn.Module, case: Case, backend: str = "tilewise") -> nn.Module:
+    torch._dynamo.reset()
+    return torch.compile(model, backend=backend)
+
+
+VARIANTS = (
+    Variant("plain", optimized),
+    Variant("example", with_example),
+    Variant("released", released),
+    Variant("last", optimized, Mode(layout=torch.channels_last)),
+    Variant("grad", optimized, Mode(grad=True)),
+    Variant("train", optimized, Mode(grad=True, train=True)),
+    Variant("compiled", compiled),
+)
+
+
+def check(case: Case, variant: Variant) -> list[str]:
+    """The differences between the original and what is made of it; none is what should be."""
+    wanted = reference(case, variant.mode)
+    got = run(case, variant.make, variant.mode)
+    found = compare(case, variant, wanted, got)
+    if found and variant.make is compiled:
+        # what Dynamo changes by itself is not ours to answer for
+        eager = run(case, partial(compiled, backend="eager"), variant.mode)
+        if compare(case, variant, wanted, eager):
+            found = compare(case, variant, eager, got)
+    return found
+
+
+@cache
+def reference(case: Case, mode: Mode) -> dict[str, Any]:
+    """What the original does, after a look whether it does so again."""
+    first = run(case, lambda model, case: model, mode)
+    if mode == Mode():
+        second = run(case, lambda model, case: model, mode)
+        unsteady = [line for part in first for line in differences(first[part], second[part])]
+        assert not unsteady, f"the case itself does not repeat: {unsteady}"
+    return first
+
+
+def compare(case: Case, variant: Variant, wanted: dict[str, Any],
+            got: dict[str, Any]) -> list[str]:
+    if variant.make is released:  # folded weights have other names, and no gradients
+        if got["refused"]:
+            return []
+        return list(differences(wanted["seen"], got["seen"], loose=True, at="seen")) + list(
+            differences(wanted["random"], got["random"], at="random"))
+    kept = ("seen", "random", "state", *(() if case.edits else ("original",)))
+    found = [line for part in kept for line in differences(wanted[part], got[part], at=part)]
+    return found + list(_gradients(wanted["gradients"], got["gradients"]))
+
+
+def run(case: Case, make: Make, mode: Mode) -> dict[str, Any]:
+    """Everything that can be seen of a script's run."""
+    with surroundings(case, mode):
+        seed()
+        original = case.make()
+        original.train(mode.train or original.training)
+        seed()
+        refused, model = False, None
+        try:
+            model = make(original, case)
+            result = _call(case.script, model, original)
+        except Exception as error:
+            result, refused = error, isinstance(error, TilewiseError)
+        seen, stream = record(result), _random_state()
+        grads = _backward(model, result) if mode.grad and not case.grad else None
+        return {"seen": seen, "random": stream, "state": _state(model),
+                "original": _state(original), "gradients": grads, "refused": refused}
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """So small images wait for other threads longer than they are worked on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def surroundings(case: Case, mode: Mode) -> Iterator[None]:
+    with (one_thread(), mock.patch.object(dynamo, "has_compiler", return_value=False),
+          warnings.catch_warnings(), torch.set_grad_enabled(mode.grad or case.grad)):
+        warnings.simplefilter("ignore")
+        LAYOUT[0] = mode.layout
+        try:
+            yield
+        finally:
+            LAYOUT[0] = torch.contiguous_format
+
+
+def seed() -> None:
+    torch.default_generator.manual_seed(3)  # of the CPU alone, which is quicker
+    random.seed(3)
+    np.random.seed(3)
+
+
+def _call(script: Callable[..., Any], model: nn.Module, original: nn.Module) -> Any:
+    wants = len(inspect.signature(script).parameters)
+    seed()
+    return script(*(model, original)[:wants])
+
+
+def _random_state() -> list[str]:
+    states = (torch.get_rng_state().numpy().tobytes(), random.getstate(), np.random.get_state())
+    return [hashlib.md5(pickle.dumps(state)).hexdigest() for state in states]
+
+
+def _state(model: nn.Module | None) -> Any:
+    if model is None:
+        return None
+    try:
+        return record(dict(getattr(model, "_orig_mod", model).state_dict()))
+    except Exception as error:
+        return record(error)
+
+
+# gradients of whatever the script returned
+
+
+def _backward(model: nn.Module | None, result: Any) -> Any:
+    """Gradients of a sum over all results, or None where the original has none."""
+    found = {id(x): x for x in tree_flatten(result)[0]
+             if isinstance(x, Tensor) and x.requires_grad and x.dtype.is_floating_point}
+    if model is None or not found:
+        return None
+    try:
+        sum(_weighted(x) for x in found.values()).backward()
+    except Exception:  # as after a change in place
+        return None
+    return record(gradients(getattr(model, "_orig_mod", model)))[1]
+
+
+def _weighted(x: Tensor) -> Tensor:
+    """No symmetry, so that no gradient cancels."""
+    return (x.double() * torch.arange(x.numel(), dtype=torch.float64).cos().view(x.shape)).sum()
+
+
+def _gradients(wanted: dict[str, Any] | None, got: dict[str, Any] | None) -> Iterator[str]:
+    if wanted is None:
+        return
+    if got is None or list(wanted) != list(got):
+        yield "gradients: lost"
+        return
+    # before a norm a bias has none but rounding errors: the largest is the measure
+    floor = max((float(g.values.norm()) for g in wanted.values() if isinstance(g, Seen)),
+                default=0.0)
+    for name, gradient in wanted.items():
+        other = got[name]
+        if type(gradient) is not type(other):
+            yield f"gradients.{name}: {type(gradient).__name__} became {type(other).__name__}"
+        elif isinstance(gradient, Seen) and distance(gradient.values, other.values,
+                                                     0.1 * floor + 1e-6) > 2e-4:
+            yield f"gradients.{name}: differs"
