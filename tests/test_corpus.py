@@ -8,10 +8,12 @@ from corpus.record import differences, record
 from corpus.runner import VARIANTS, Mode, Variant, check, reference
 from torch import nn
 
-PAIRS = [(case, variant) for case in CASES for variant in VARIANTS if variant.admits(case)]
+PAIRS = [pytest.param(case, variant, id=f"{case}-{variant.name}",
+                      marks=[pytest.mark.slow] if variant.is_slow(case) else [])
+         for case in CASES for variant in VARIANTS if variant.admits(case)]
 
 
-@pytest.mark.parametrize("case, variant", PAIRS, ids=[f"{c}-{v.name}" for c, v in PAIRS])
+@pytest.mark.parametrize("case, variant", PAIRS)
 def test_same(case, variant):
     found = check(case, variant)
     if found:

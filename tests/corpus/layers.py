@@ -36,7 +36,16 @@ plain("pointwise", lambda: nn.Conv2d(8, 8, 1), norm, nn.ReLU)
 plain("one_sided_filter", lambda: nn.Conv2d(8, 8, (1, 3), padding=(0, 1)), nn.ReLU)
 plain("other_channels", lambda: nn.Conv2d(8, 3, 3), lambda: nn.ReLU6(), lambda: nn.MaxPool2d(2))
 plain("transposed", conv, lambda: nn.ConvTranspose2d(8, 8, 2, 2), nn.ReLU, conv)
-plain("lazy", lambda: nn.LazyConv2d(8, 3), nn.ReLU)
+
+
+def lazy():
+    """With the weights of its first call, which draws them."""
+    made = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    made(torch.randn(1, 8, 9, 9))
+    return made
+
+
+plain("lazy", lazy)
 
 
 class Scaled(nn.Conv2d):
@@ -72,7 +81,8 @@ plain("subclass_of_norm", conv, lambda: MyNorm(8), nn.ReLU)
 plain("subclass_of_relu", conv, norm, MyReLU)
 
 
-@script(lambda: nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU()))
+@script(lambda: nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU()),
+        example=lambda: torch.randn(1, 8, 9))
 def one_dimension(model):
     return model(torch.randn(1, 8, 9)), model(torch.randn(2, 8, 11))
 

@@ -69,8 +69,11 @@ def differences(wanted: Any, got: Any, loose: bool = False, at: str = "") -> Ite
     elif isinstance(wanted, Seen):
         yield from _tensors(wanted, got, loose, at)
     elif isinstance(wanted, dict):
-        if list(wanted) != list(got):
-            yield f"{at}: keys {list(wanted)} became {list(got)}"
+        if set(wanted) != set(got):
+            yield (f"{at}: lost {sorted(wanted.keys() - got.keys())}, "
+                   f"gained {sorted(got.keys() - wanted.keys())}")
+        elif list(wanted) != list(got):
+            yield f"{at}: keys are in another order"
         for key in wanted.keys() & got.keys():
             yield from differences(wanted[key], got[key], loose, f"{at}.{key}")
     elif isinstance(wanted, list | tuple):

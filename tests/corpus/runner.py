@@ -36,6 +36,8 @@ class Mode:
     layout: torch.memory_format = torch.contiguous_format
 
 
+# kinds of cases that are about what is computed, and not about Python around it
+GRAPHS = ("aliasing", "changes", "flags", "inplace", "layers", "structure", "training")
 Make = Callable[[nn.Module, Case], nn.Module]
 
 
@@ -44,6 +46,10 @@ class Variant:
     name: str
     make: Make
     mode: Mode = Mode()
+
+    def is_slow(self, case: Case) -> bool:
+        """Compiling takes longest, and where no graph differs it tells least."""
+        return self.name == "compiled" and case.kind not in GRAPHS
 
     def admits(self, case: Case) -> bool:
         return {"released": case.released, "compiled": case.compiled}.get(self.name, True)
@@ -210,7 +216,7 @@ def _weighted(x: Tensor) -> Tensor:
 def _gradients(wanted: dict[str, Any] | None, got: dict[str, Any] | None) -> Iterator[str]:
     if wanted is None:
         return
-    if got is None or list(wanted) != list(got):
+    if got is None or set(wanted) != set(got):
         yield "gradients: lost"
         return
     # before a norm a bias has none but rounding errors: the largest is the measure
