@@ -90,7 +90,7 @@ def dropout_awake_in_eval_model(model):
     return as_it_is(model)
 
 
-@script(awake_dropout, edits=True, released=False)
+@script(awake_dropout, edits=True, released=False, compiled=False)
 def dropout_woken_afterwards(model):
     x = image()
     model.eval()
@@ -127,7 +127,7 @@ def every_norm_frozen_by_a_loop(model):
     return model(x), model(x), model.training, model.bn.training
 
 
-@script(row, edits=True, released=False)
+@script(row, edits=True, released=False, compiled=False)
 def last_layers_in_training(model):
     model.eval()
     model[1].train()

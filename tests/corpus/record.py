@@ -112,8 +112,10 @@ def distance(wanted: Tensor, got: Tensor, floor: float = 1e-3) -> float:
     """Relative to the norm; any difference of integers or of what is not finite is infinite."""
     if wanted.is_meta or got.is_meta:
         return 0.0 if wanted.is_meta == got.is_meta else float("inf")
+    if torch.equal(wanted, got):
+        return 0.0
     if not wanted.dtype.is_floating_point and not wanted.dtype.is_complex:
-        return 0.0 if torch.equal(wanted, got) else float("inf")
+        return float("inf")
     wide = torch.complex128 if wanted.dtype.is_complex else torch.float64
     a, b = wanted.to(wide), got.to(wide)
     finite = a.isfinite()

@@ -37,7 +37,7 @@ def edit(function):
 
 def edit_row(function):
     """The decorated function changes a Sequential."""
-    return before_and_after(function, row)(function)
+    return before_and_after(function, row, compiled=False)(function)
 
 
 @edit
@@ -171,7 +171,7 @@ def undone(model):
     return first, second, model(x)
 
 
-@script(row, edits=True)
+@script(row, edits=True, compiled=False)
 def cut_off(model):
     """A part of a model is a model."""
     x = image()

@@ -88,7 +88,7 @@ def second_derivative(model):
 @script(lambda: nn.Sequential(conv(), nn.ReLU(), conv()), grad=True)
 def gradient_without_parameters(model):
     x = image().requires_grad_()
-    return torch.autograd.grad(model(x).sum(), x), model[0].weight.grad
+    return torch.autograd.grad(model(x).sum(), x), gradients(model)
 
 
 @script(Chain, train=True, grad=True)
@@ -198,7 +198,8 @@ def graph_kept(model):
 def weight_changed_before_backward(model):
     y = model(image()).sum()
     with torch.no_grad():
-        model[2].weight.mul_(2)
+        for parameter in model.parameters():
+            parameter.mul_(2)
     try:
         y.backward()
     except RuntimeError as error:
