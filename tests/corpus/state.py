@@ -55,7 +55,7 @@ def cache_by_size(self, x):
     return self.c(x) + self.grids[key]
 
 
-@forward(parts=lambda: {"memory": nn.Buffer(torch.zeros(1, 8, 9, 9))})
+@forward(parts=lambda: {"memory": nn.Buffer(torch.zeros(1, 8, 9, 9))}, edits=True, released=True)
 def memory_reassigned(self, x):
     self.memory = self.relu(self.c(x) + self.memory).detach()
     return self.memory * 2
