@@ -8,9 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import tilewise  # noqa: F401  the backend is found by its entry point or by this import
-from tilewise.frontend import dynamo
+from tilewise.frontend import dynamo, layout
 from tilewise.models import lenet_a, resnet18
 from tilewise.runtime.weights import MADE
+
+
+LAYOUT = (layout.enter, dynamo.planes)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +66,7 @@ def test_patterns_become_one_call(plain):
 
     with torch.no_grad():
         torch.compile(model, backend=capture)(torch.randn(1, 8, 8, 8))
-    assert graphs == [[dynamo.convolve]]
+    assert [target for target in graphs[0] if target not in LAYOUT] == [dynamo.convolve]
 
 
 class Padded(nn.Module):
@@ -92,7 +95,7 @@ def test_a_zero_padding_before_joins_the_convolution(pad, options, calls, plain)
         y, expected = torch.compile(model, backend=capture)(x), model(x)
     assert error(y, expected) < 1e-5
     assert expected.max() == 6
-    assert len(targets) == calls
+    assert len([target for target in targets if target not in LAYOUT]) == calls
 
 
 def test_batches_do_not_recompile_for_ever(plain, monkeypatch):

@@ -37,7 +37,7 @@ def train_is_overridden(model):
     return modes(model)
 
 
-@script(lambda: Outer(Frozen()))
+@script(lambda: Outer(Frozen()), released=False)
 def train_of_a_child_is_overridden(model):
     return modes(model), model.inner.bn.training
 

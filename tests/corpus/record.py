@@ -108,7 +108,7 @@ def _tensors(wanted: Seen, got: Seen, loose: bool, at: str) -> Iterator[str]:
         yield f"{at}: differs by {error:.1e} of the norm, shape {wanted.shape}"
 
 
-def distance(wanted: Tensor, got: Tensor, floor: float = 1e-3) -> float:
+def distance(wanted: Tensor, got: Tensor, floor: float = 0.3) -> float:
     """Relative to the norm; any difference of integers or of what is not finite is infinite."""
     if wanted.is_meta or got.is_meta:
         return 0.0 if wanted.is_meta == got.is_meta else float("inf")

@@ -102,7 +102,7 @@ def tied():
     return model
 
 
-@script(tied)
+@script(tied, released=False)
 def tied_weights(model):
     x = image()
     return model(x), model.state_dict().keys() is not None, len(list(model.parameters()))
@@ -122,7 +122,7 @@ def shared_layer():
     return nn.Sequential(layer, nn.ReLU(), layer, norm(), layer)
 
 
-@script(shared_layer)
+@script(shared_layer, released=False)
 def same_layer_three_times(model):
     return model(image()), len(list(model.parameters()))
 
@@ -149,12 +149,12 @@ class Tree(nn.Module):
         return y if not self.branches else y + sum(branch(y) for branch in self.branches)
 
 
-@script(Tree)
+@script(Tree, released=False)
 def tree(model):
     return model(image()), len(list(model.modules()))
 
 
-@script(lambda: nn.Sequential(nn.Sequential(conv(), norm()), nn.Sequential(nn.ReLU(), row())))
+@script(lambda: nn.Sequential(nn.Sequential(conv(), norm()), nn.Sequential(nn.ReLU(), row())), released=False)
 def nested_sequentials(model):
     return model(image()), getattr(model, "0")(image())
 
@@ -180,7 +180,7 @@ def module_dict_and_parameter_list(model):
     return model(x), model(x, ("norm", "both")), model(x, ()), "conv" in model.paths
 
 
-@script(nn.Sequential)
+@script(nn.Sequential, released=False)
 def nothing_at_all(model):
     x = image()
     return model(x) is x, len(model)
@@ -260,7 +260,7 @@ def matmul_of_results(self, x):
 @forward(parts=lambda: {"ln": nn.LayerNorm(8)})
 def permuted_norm(self, x):
     y = self.ln(self.c(x).permute(0, 2, 3, 1))
-    return F.gelu(y).permute(0, 3, 1, 2) + x
+    return (F.gelu(y).permute(0, 3, 1, 2) + x).contiguous()
 
 
 @forward()

@@ -45,7 +45,7 @@ trained(lambda: nn.Sequential(conv(), nn.ReLU(), nn.MaxPool2d(2), conv(), nn.Dro
 trained(lambda: nn.Sequential(conv(bias=False), norm(affine=False)), "no_weights")(sgd)
 
 
-@(lambda f: trained(Chain, "adam")(f))
+@(lambda f: trained(lambda: nn.Sequential(conv(bias=False), norm(), nn.ReLU(), conv()), "adam")(f))
 def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 

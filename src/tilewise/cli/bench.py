@@ -198,7 +198,7 @@ def _plans(what: Subject, max_error: float | None) -> list[dict[str, Any]]:
     from ..frontend.tuning import observe
 
     fast = tilewise.optimize(what.model, max_error=max_error)
-    return [{"subject": what.name, "layer": x.label,
+    return [{"subject": what.name, "layer": x.name,
              "problem": str(x.plan.problem), "algorithm": x.plan.algorithm,
              "schedule": str(x.plan.schedule), "seconds": x.plan.seconds, "source": x.plan.source,
              "error": x.plan.error} for x in observe(fast, what.example)]

@@ -46,10 +46,10 @@ def tune(
         place = tilewise.wisdom.save(output)
     if json:
         print_json({"wisdom": str(place), "layers": [
-            {"layer": layer.label, "problem": str(layer.plan.problem), **plan_data(layer.plan)}
+            {"layer": layer.name, "problem": str(layer.plan.problem), **plan_data(layer.plan)}
             for layer in layers]})
         return
     print_table(what.name, ("layer", "problem", "algorithm", "ms", "from"), [
-        (layer.label, str(layer.plan.problem), layer.plan.algorithm,
+        (layer.name, str(layer.plan.problem), layer.plan.algorithm,
          milliseconds(layer.plan.seconds), layer.plan.source) for layer in layers], left=3)
     print(f"written to {place}")

@@ -17,8 +17,11 @@ class TilewiseError(Exception):
     """
 
 
-class InvalidProblem(TilewiseError, ValueError):
-    """A convolution that cannot exist: the message names the value found and the value needed."""
+class InvalidProblem(TilewiseError, ValueError, RuntimeError):
+    """A convolution that cannot exist: the message names the value found and the value needed.
+
+    Also what torch raises for it, so that code which catches that goes on working.
+    """
 
 
 class InvalidSchedule(TilewiseError, ValueError):

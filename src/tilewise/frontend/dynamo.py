@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .effects import Effects
+from .layout import Drawn, Inside
 from .ops import conv2d, conv2d_norm, then
 from .options import output_shape
 from .patterns import CONV2D, F_BATCH_NORM, Chain, arguments, padded_by
@@ -38,37 +40,74 @@ def has_compiler() -> bool:
 
 def rewrite(model: fx.GraphModule) -> int:
     """Replace the convolutions of a captured graph; returns how many there were."""
-    found = [node for node in model.graph.nodes
+    graph = model.graph
+    found = [node for node in graph.nodes
              if node.op == "call_function" and node.target is torch.conv2d]
+    effects = Effects(graph, _no_module)
     for node in found:
-        _replace(model, node)
-    model.graph.eliminate_dead_code()
-    model.graph.lint()
+        _replace(graph, effects, node)
+    inside = _Inside(graph, _no_module)
+    if found and inside.is_safe():
+        inside.run()
+    graph.lint()
     model.recompile()
     return len(found)
 
 
-def _replace(model: fx.GraphModule, conv: fx.Node) -> None:
-    options, chain = arguments(conv, CONV2D), Chain(model, conv)
-    before = padded_by(conv, options)
-    if before is not None:
+def _no_module(node: fx.Node) -> None:
+    """Dynamo looks into modules; of those that it calls nothing is known."""
+
+
+def _replace(graph: fx.Graph, effects: Effects, conv: fx.Node) -> None:
+    options, chain = arguments(conv, CONV2D), Chain(effects, _no_module, conv)
+    before, pad = padded_by(conv, options), options["input"]
+    if before is not None and not effects.is_written_between(pad, chain.last, [before[0]],
+                                                             set(chain.links)):
         options["input"], options["padding"] = before
     norm = {} if chain.norm is None else arguments(chain.norm, F_BATCH_NORM)
-    with model.graph.inserting_after(chain.last):
-        fused = model.graph.call_function(
+    with graph.inserting_after(chain.last):
+        fused = graph.call_function(
             convolve, (options["input"], options["weight"], options["bias"], chain.residual),
             {"norm": [norm[name] for name in NORM] if norm else None,
              "tail": (chain.activation, chain.pool),
              **{name: options[name] for name in ("stride", "padding", "dilation", "groups")}})
     fused.meta = dict(chain.last.meta)
-    chain.replace_by(fused)
+    chain.replace_by(graph, fused)
+    if options["input"] is not pad:
+        graph.erase_node(pad)
+
+
+class _Inside(Inside):
+    """Channels-last between the convolutions of a graph whose inputs are also parameters."""
+
+    def _enter_inputs(self) -> list[fx.Node]:
+        return []  # each convolution does it: nothing tells an image from a weight
+
+    def is_block(self, node: fx.Node) -> bool:
+        return node.target is convolve
+
+    def drawn(self, call: Drawn, args: Any, kwargs: Any) -> fx.Node:
+        return self.graph.call_function(call, args, kwargs)
+
+    def left(self, images: list[fx.Node]) -> list[fx.Node]:
+        return [self.graph.call_function(planes, (image,)) if _is_planes(image) else image
+                for image in images]
+
+
+def _is_planes(node: fx.Node) -> bool:
+    """Whether Dynamo took an image for one in planes."""
+    value = node.meta.get("example_value")
+    return not isinstance(value, Tensor) or (value.dim() == 4 and value.is_contiguous())
+
+
+def planes(x: Any) -> Any:
+    return x.contiguous() if isinstance(x, Tensor) else x
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, *,
              norm: Any, tail: tuple[str | None, int], **options: Any) -> Tensor:
     """A convolution and what follows it, as few calls as that allows."""
     activation, pool = tail
-    x = x if x.dim() != 4 else x.contiguous(memory_format=torch.channels_last)
     shape = output_shape(x, weight, options["stride"], options["padding"], options["dilation"])
     run = conv2d if norm is None else partial(conv2d_norm, norm=norm)
     if residual is not None and tuple(residual.shape) != shape:

@@ -128,7 +128,7 @@ def _explain_model(model: nn.Module, example: Any, max_error: float | None,
                             "torch's own form where nothing else was faster")
     known = {problem: _explain_problem(problem, target, max_error, effort)
              for problem, target in distinct(layers, "explaining", tell)}
-    return ModelExplanation(tuple((layer.label, known[layer.plan.problem]) for layer in layers))
+    return ModelExplanation(tuple((layer.name, known[layer.plan.problem]) for layer in layers))
 
 
 def _layer_row(name: str, explanation: Explanation) -> tuple[str, ...]:

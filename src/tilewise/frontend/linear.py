@@ -56,6 +56,8 @@ class Linear(nn.Module):
     torch.Size([2, 4])
     """
 
+    is_fresh = True  # its result shares memory with nothing
+
     def __init__(self, layer: nn.Linear, activation: str | None = None,
                  max_error: float | None = None) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.errors import TilewiseError
 from ..runtime.weights import Norm, fold
 from .again import Again
 from .ops import call_again, conv2d, conv2d_norm
@@ -38,6 +39,8 @@ class Block(nn.Module):
     >>> Block(torch.nn.Conv2d(8, 4, 3), activation="relu", pool=2)(torch.randn(1, 8, 10, 10)).shape
     torch.Size([1, 4, 4, 4])
     """
+
+    is_fresh = True  # its result shares memory with nothing
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None = None,
                  activation: str | None = None, pool: int = 1,
@@ -108,7 +111,8 @@ class Block(nn.Module):
         mine = copy.deepcopy(conv, {id(t): None for t in conv.parameters()})
         mine.weight = nn.Parameter(weight, requires_grad=False)
         mine.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._parts, self.conv = (mine, None), mine
+        self._parts, self.conv, self.was_normed = (mine, None), mine, norm is not None
+        self.__class__ = Folded
 
     def _convolve(self, x: Tensor, norm: nn.BatchNorm2d | None = None, **tail: Any) -> Tensor:
         conv = self._parts[0]
@@ -126,6 +130,18 @@ class Block(nn.Module):
         steps = [repr(conv), repr(norm) if norm else "", self.activation or "",
                  f"pool{self.pool}" if self.pool > 1 else ""]
         return " + ".join(step for step in steps if step)
+
+
+class Folded(Block):
+    """A block around a convolution of its own, for inference only."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self.training:
+            raise TilewiseError("the model was optimised with keep_original=False and is in "
+                                "training mode: what was folded cannot be trained")
+        if self.was_normed and x.dim() != 4:
+            raise ValueError(f"expected 4D input (got {x.dim()}D input)")
+        return super().forward(x, residual)
 
 
 def _values(norm: nn.BatchNorm2d) -> Norm:

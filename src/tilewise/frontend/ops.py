@@ -332,6 +332,22 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     return *parts, grad if wants[3] and mask is None else residual, *[None] * 8
 
 
+def _as_operator(run: Any) -> Any:
+    """Results that are no views: autograd refuses changes in place of views that it did not make."""
+
+    def impl(*args: Any) -> Any:
+        found = run(*args)
+        return tuple(map(_whole, found)) if isinstance(found, tuple) else _whole(found)
+
+    return impl
+
+
+def _whole(y: Tensor) -> Tensor:
+    if not y._is_view() or y.device.type != "cpu":
+        return y
+    return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
+
+
 # defined at this level and not by custom_op: a third of the time of a call
 _LIBRARY = torch.library.Library("tilewise", "DEF")
 _CALL = ("(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
@@ -350,7 +366,7 @@ _LIBRARY.define("conv2d_norm(Tensor x, Tensor weight, Tensor? bias, Tensor mean,
 for _name, _run, _shape in (("conv2d", _conv2d, _fake), ("conv2d_norm", _conv2d_norm, _fake_norm),
                             ("conv2d_masked", _conv2d_masked, _fake_masked),
                             ("conv2d_backward", _conv2d_backward, _fake_backward)):
-    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    _LIBRARY.impl(_name, _as_operator(_run), "CompositeExplicitAutograd")
     torch.library.register_fake(f"tilewise::{_name}", _shape, lib=_LIBRARY)
 for _name in ("conv2d", "conv2d_masked"):
     torch.library.register_autograd(f"tilewise::{_name}", _backward, setup_context=_save,

@@ -1,24 +1,31 @@
 """optimize(model): find conv (+ bn) (+ add) (+ relu) (+ pool), and run each in one call.
 
-What cannot be traced as a whole is traced in parts, and convolutions outside of any part are
-replaced one by one.
+A model stays what it is, with the same class, modules and tensors; its forward, or that of its
+parts, runs as a graph where that is known to be the same.
 """
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import Any
 
-from torch import fx, nn
-from torch.nn import functional as F
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten
 
 from ..core.errors import TilewiseError
 from ..core.progress import Tell, silent
-from .layout import enter, inside, leave
-from .linear import Linear, is_worth
-from .nn import Block, Conv2d
-from .patterns import Chain, LinearChain, module_of
-from .tuning import BLOCKS, observe, tune
-from .variants import fastest, sharing_copy
+from .capture import Capture
+from .captured import arm, form_of, prepare
+from .guards import Guards, Refused
+from .linear import Linear
+from .nn import Block
+from .ops import ENGINE
+from .rehearsal import arguments_of, cloned, rehearsal, sharing_copy
+from .tracer import is_hooked
+from .tuning import tune
+from .variants import fastest
 
 MEASURING = ("measure", "exhaustive")  # efforts that may read a clock
 
@@ -29,13 +36,14 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     """The same model, its convolutions and what follows them run by tilewise.
 
     Parameters and buffers are shared with the original, and the state_dict is the same. With an
-    `example` (a tensor or a tuple of arguments) everything is planned and compiled at once;
-    effort="measure" then also times the candidates of every layer, and the whole model beside the
-    original, which is what is returned where nothing is faster.
+    `example` (a tensor or a tuple of arguments) everything is planned and compiled at once, and
+    the result is compared with the original's; effort="measure" then also times the candidates of
+    every layer, and the whole model beside the original, which is what is returned where nothing
+    is faster.
 
     With keep_original=False batch norms are folded into their convolutions for good, and the
     result holds nothing else of the original: less memory, but it cannot be trained, has another
-    state_dict and does not follow changes of the original's weights.
+    class and state_dict and does not follow changes of the original.
 
     What takes long is told as it goes: `tell(what, done, total)`, for a bar or a log.
 
@@ -43,176 +51,154 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     >>> fast(torch.randn(1, 3, 16, 16)).shape
     torch.Size([1, 8, 14, 14])
     """
-    if effort != "estimate" and example is None:
-        raise TilewiseError(f"effort is {effort!r}, needs an example to measure with: "
-                            "optimize(model, example, effort=...)")
-    twin = sharing_copy(model)
-    graph = _trace(twin)
-    if not keep_original:
-        _check_release(model, graph)
-    if graph is None:
-        _rewrite_parts(twin, max_error, set())
-        result = twin
+    _check(model, example, effort)
+    if keep_original:
+        result = sharing_copy(model)
+        arm(result, max_error)
     else:
-        result = _rewritten(twin, graph, max_error)
-        if not keep_original:
-            _release(result)
-    result.train(model.training)
-    if example is None:
+        result = _released(model, example, max_error)
+    if example is None or _is_lazy(model):
         return result
-    if graph is None:
-        result = _channels_last_if_it_can(result, example)
+    arguments = arguments_of(example)
     tune(result, example, effort, max_error, tell)
+    if not _agrees(model, result, arguments, max_error):
+        return _left_alone(model, keep_original)
+    prepare(result, arguments)
     if effort not in MEASURING or not keep_original:
         return result
     tell("timing the whole model", 0, 1)
-    return fastest(model, result, example, max_error)
+    return fastest(model, result, arguments, max_error)
 
 
-def _check_release(model: nn.Module, graph: fx.Graph | None) -> None:
-    if graph is None:
-        raise TilewiseError("keep_original is False, needs a model that torch.fx can trace: others "
-                            "may still use the modules that would be released")
-    if model.training:
-        raise TilewiseError("keep_original is False, needs a model in eval mode: what is folded "
-                            "cannot be trained")
+def _check(model: Any, example: Any, effort: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise TilewiseError(f"model is a {type(model).__name__}, needs a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TilewiseError("model is a ScriptModule, whose convolutions cannot be replaced: "
+                            "optimize the model that was scripted or traced")
+    if effort != "estimate" and example is None:
+        raise TilewiseError(f"effort is {effort!r}, needs an example to measure with: "
+                            "optimize(model, example, effort=...)")
+    if example is not None:
+        arguments_of(example)
 
 
-def _release(model: fx.GraphModule) -> None:
-    """Let go of every module that the graph does not call."""
-    for block in model.get_submodule(BLOCKS).children():
-        block.own()
-    model.delete_all_unused_submodules()
-    used = {node.target for node in model.graph.nodes if node.op == "get_attr"}
-    for tensors in (model._parameters, model._buffers):
-        for name in set(tensors) - used:
-            del tensors[name]
+def _is_lazy(model: nn.Module) -> bool:
+    """Whether the first call is still to make parameters, which is the caller's to do."""
+    return any(isinstance(p, nn.parameter.UninitializedTensorMixin)
+               for p in (*model.parameters(), *model.buffers()))
 
 
-# models that cannot be traced: part by part
+# with an example, what was made must also compute the same
 
 
-def _rewrite_parts(module: nn.Module, max_error: float | None, seen: set[nn.Module]) -> None:
-    """Trace the largest modules that can be; they stay what they are and get another forward."""
-    for child in module.children():
-        if child in seen or not any(type(part) is nn.Conv2d for part in child.modules()):
-            continue
-        seen.add(child)
-        graph = None if type(child) is nn.Conv2d else _trace(child)
-        if graph is None:
-            _rewrite_parts(child, max_error, seen)
-        else:
-            traced = _rewritten(child, graph, max_error)
-            child.add_module(BLOCKS, traced.get_submodule(BLOCKS))
-            child.__dict__["forward"] = traced  # no submodule: it has the same ones
-            seen.update(child.modules())
-        if type(child) is nn.Conv2d:
-            child.__class__ = Conv2d
-            child.max_error = max_error
+def _agrees(model: nn.Module, result: nn.Module, arguments: tuple[Any, ...],
+            max_error: float | None) -> bool:
+    """Whether both give the same, far beyond what rounding explains; or the original does not."""
+    with rehearsal(model) as trial:
+        expected = tree_flatten(trial(*cloned(arguments)))[0]
+    with rehearsal(model) as trial:
+        again = tree_flatten(trial(*cloned(arguments)))[0]
+    with rehearsal(result) as trial:
+        found = tree_flatten(trial(*cloned(arguments)))[0]
+    room = 1e-2 if max_error is None and _is_exact() else 0.3
+    return not _same(expected, again, 1e-4) or _same(expected, found, room)
 
 
-def _channels_last_if_it_can(model: nn.Module, example: Any) -> nn.Module:
-    """Code that was not traced may ask for views that only the caller's layout has."""
-    last = inside(sharing_copy(model))
+def _is_exact() -> bool:
+    return torch.get_float32_matmul_precision() == "highest"
+
+
+def _same(a: list[Any], b: list[Any], room: float) -> bool:
+    return len(a) == len(b) and all(map(_is_near, a, b, [room] * len(a)))
+
+
+def _is_near(a: Any, b: Any, room: float) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point() or a.numel() == 0:
+        return True  # which of two nearly equal values is larger may differ
+    a, b = a.double(), b.double()
+    if not a.isfinite().all():
+        return True
+    return bool((a - b).norm() <= room * max(float(a.norm()), 1e-3))
+
+
+def _left_alone(model: nn.Module, keep_original: bool) -> nn.Module:
+    text = (f"{type(model).__name__}: on the example the optimised model gives another result than "
+            "the original")
+    if not keep_original:
+        raise TilewiseError(f"{text}: it cannot be released")
+    warnings.warn(f"{text}, so it is left as it is", stacklevel=3)
+    return sharing_copy(model)
+
+
+# keep_original=False
+
+
+def _released(model: nn.Module, example: Any, max_error: float | None) -> nn.Module:
+    """A module of blocks that own their weights, and of nothing that the graph does not call."""
+    for name, part in model.named_modules():
+        if part.training:
+            raise TilewiseError(f"keep_original is False, needs a model in eval mode: "
+                                f"{name or 'the model'} is in training mode, and what is folded "
+                                "cannot be trained")
+    arguments = _required(model) if example is None else arguments_of(example)
     try:
-        observe(last, example)
-    except RuntimeError:
-        return model
-    return last
+        leaves, spec = tree_flatten((arguments, {}))
+        capture = Capture(sharing_copy(model), leaves, spec, max_error)
+        if capture.opaque:
+            raise Refused(f"{type(capture.opaque[0]).__name__} cannot be traced")
+        return _module(model, capture, form_of(leaves, spec))
+    except Refused as reason:
+        raise TilewiseError("keep_original is False, needs a model that can be traced as a whole, "
+                            f"others may still use the modules that would be released: {reason}"
+                            ) from None
 
 
-# models that can: the graph
+def _module(model: nn.Module, capture: Capture, form: Any) -> Released:
+    if any(map(is_hooked, model.modules())):
+        raise Refused("it has hooks")
+    for step in capture.steps.values():
+        if isinstance(step, Block | Linear):
+            step.own()
+    capture.forget_weight()
+    tensors = {name: getattr(module, attribute).detach()
+               for name, (module, attribute) in capture.tensors.items()}
+    graph = fx.GraphModule({**capture.steps, **tensors}, capture.graph, type(model).__name__)
+    return Released(graph.eval(), capture, form).eval()
 
 
-def _trace(model: nn.Module) -> fx.Graph | None:
-    """The graph of the model, or None where tracing would change what it does."""
-    try:
-        graph = fx.Tracer().trace(model)
-    except Exception:  # whatever a model's Python does with a proxy
-        return None
-    # functions that were traced with today's training flag would keep it for ever
-    frozen = any("training" in node.kwargs or node.target in (F.dropout, F.batch_norm)
-                 for node in graph.nodes)
-    return None if frozen else graph
+class Released(nn.Module):
+    """A graph that is all that is left of a model."""
+
+    def __init__(self, graph: nn.Module, capture: Capture, form: Any) -> None:
+        super().__init__()
+        self.graph, self._form, self._ended = graph, form, capture.ended
+        self._guards: Guards | None = capture.guards
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_guards": None}  # what they compare is of this process
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        if form_of(leaves, spec) != self._form:
+            raise TilewiseError("the model was released for arguments of another form: give "
+                                "optimize an example of those that it is called with")
+        if self._guards is not None and not self._guards.hold():
+            raise TilewiseError("the model was released, and what it reads beside its arguments "
+                                "has changed since: optimize it again")
+        return self._ended(self.graph(*(x for x in leaves if isinstance(x, Tensor))))
 
 
-def _rewritten(model: nn.Module, graph: fx.Graph, max_error: float | None) -> fx.GraphModule:
-    traced = fx.GraphModule(model, graph)
-    for name, child in model.named_children():  # also those that the graph does not call
-        traced._modules[name] = child
-    for name, buffer in model.named_buffers(recurse=False):
-        traced.register_buffer(name, buffer, name not in model._non_persistent_buffers_set)
-    for name, parameter in model.named_parameters(recurse=False):
-        traced.register_parameter(name, parameter)
-    blocks = nn.ModuleDict()
-    traced.add_module(BLOCKS, blocks)
-    for node in list(graph.nodes):
-        if _is_convolution(traced, node):
-            _fuse(traced, node, blocks, max_error)
-        elif _is_large_linear(traced, node):
-            _fuse_linear(traced, node, blocks, max_error)
-    _keep_channels_last(graph)
-    for node in graph.nodes:
-        node.type = None  # an annotation that is a string could not be pickled
-    graph.eliminate_dead_code()
-    graph.lint()
-    traced.recompile()
-    return traced
-
-
-def _is_convolution(model: fx.GraphModule, node: fx.Node) -> bool:
-    module = module_of(model, node)
-    return (type(module) is nn.Conv2d and module.padding_mode == "zeros"
-            and len(node.args) == 1 and not node.kwargs)
-
-
-def _is_large_linear(model: fx.GraphModule, node: fx.Node) -> bool:
-    module = module_of(model, node)
-    return (type(module) is nn.Linear and is_worth(module) and len(node.args) == 1
-            and not node.kwargs)
-
-
-def _fuse(model: fx.GraphModule, conv: fx.Node, blocks: nn.ModuleDict,
-          max_error: float | None) -> None:
-    chain = Chain(model, conv)
-    norm = None if chain.norm is None else module_of(model, chain.norm)
-    block = Block(module_of(model, conv), norm, chain.activation, chain.pool, max_error)
-    args = conv.args if chain.residual is None else (*conv.args, chain.residual)
-    _put(model, chain, blocks, block, args)
-
-
-def _fuse_linear(model: fx.GraphModule, node: fx.Node, blocks: nn.ModuleDict,
-                 max_error: float | None) -> None:
-    chain = LinearChain(model, node)
-    block = Linear(module_of(model, node), chain.activation, max_error)
-    _put(model, chain, blocks, block, node.args)
-
-
-def _put(model: fx.GraphModule, chain: Chain, blocks: nn.ModuleDict, block: nn.Module,
-         args: tuple[Any, ...]) -> None:
-    """A block in the place of a chain, under the name of what the chain begins with."""
-    name = str(chain.conv.target).replace(".", "_")
-    while name in blocks:  # a module that is called more than once
-        name += "_again"
-    blocks[name] = block
-    with model.graph.inserting_after(chain.last):
-        fused = model.graph.call_module(f"{BLOCKS}.{name}", args)
-    chain.replace_by(fused)
-
-
-def _keep_channels_last(graph: fx.Graph) -> None:
-    """Channels-last inside, the caller's layout outside."""
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    for node in inputs:
-        users = list(node.users)
-        with graph.inserting_after(inputs[-1]):
-            entered = graph.call_function(enter, (node,))
-        for user in users:
-            user.replace_input_with(node, entered)
-    for node in graph.nodes:
-        if node.op == "call_method" and node.target == "view":
-            node.target = "reshape"  # a view across channels is one only in the caller's layout
-        if node.op == "output" and inputs:
-            with graph.inserting_before(node):
-                left = graph.call_function(leave, (node.args[0], inputs[0]))
-            node.args = (left,)
+def _required(model: nn.Module) -> tuple[Any, ...]:
+    """Tensors for all arguments that have no default."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.KEYWORD_ONLY) and p.default is p.empty
+           for p in parameters):
+        raise TilewiseError("keep_original is False, needs an example: the arguments of forward "
+                            "have no names")
+    return tuple(torch.empty(0) for p in parameters
+                 if p.default is p.empty and p.kind is not p.VAR_KEYWORD)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
+
+from .effects import Effects
 
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 RELUS = {F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_"}
@@ -19,37 +22,56 @@ TWO_BY_TWO = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_
 
 
 class Chain:
-    """What follows a convolution, as far as one call can do it; modules or functions alike."""
+    """What follows a convolution, as far as one call can do it; modules or functions alike.
+
+    The call takes the place of the last link. So nothing between the links may write to what the
+    convolution read, or to what is added.
+    """
 
     STEPS: tuple[str, ...] = ("_norm", "_add", "_relu", "_pool")
 
-    def __init__(self, model: fx.GraphModule, conv: fx.Node) -> None:
-        self.model, self.conv, self.last = model, conv, conv
+    def __init__(self, effects: Effects, module_of: Callable[[fx.Node], Any], conv: fx.Node,
+                 norm_of: Callable[[fx.Node], Any] = bool) -> None:
+        self._effects, self._module_of, self._norm_of = effects, module_of, norm_of
+        self.conv, self.links = conv, [conv]
         self.norm: fx.Node | None = None
         self.residual: fx.Node | None = None
         self.activation: str | None = None
         self.pool = 1
         for step in self.STEPS:
             user = _only_user(self.last)
-            if user is not None and getattr(self, step)(user):
-                self.last = user
+            if user is not None and self._may_join(user) and getattr(self, step)(user):
+                self.links.append(user)
 
-    def replace_by(self, node: fx.Node) -> None:
+    @property
+    def last(self) -> fx.Node:
+        return self.links[-1]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those whose work one call does."""
+        return [found for found in map(self._module_of, self.links) if found is not None]
+
+    def replace_by(self, graph: fx.Graph, node: fx.Node) -> None:
         """Let a node take the place of the whole chain."""
         self.last.replace_all_uses_with(node)
-        links = [self.conv]
-        while links[-1] is not self.last:
-            links.append(next(iter(links[-1].users)))
-        for link in reversed(links):
-            self.model.graph.erase_node(link)
+        for link in reversed(self.links):
+            graph.erase_node(link)
+
+    def _may_join(self, user: fx.Node) -> bool:
+        if not self._effects.knows(user):
+            return False  # another chain's call
+        operands = [None, *self.conv.all_input_nodes, *user.all_input_nodes]
+        operands = [value for value in operands if value not in self.links]
+        return not self._effects.is_written_between(self.conv, user, operands, set(self.links))
 
     def _norm(self, user: fx.Node) -> bool:
-        module = module_of(self.model, user)
+        module = self._module_of(user)
         found = type(module) is nn.BatchNorm2d and module.track_running_stats
         if user.target is F.batch_norm:
-            found = _arguments(user, F_BATCH_NORM)["training"] is False
-        self.norm = user if found else None
-        return found
+            found = _arguments(user, F_BATCH_NORM)["training"] is False and self._norm_of(user)
+        self.norm = user if found and user.args[:1] == (self.last,) else None
+        return self.norm is not None
 
     def _add(self, user: fx.Node) -> bool:
         if user.target not in ADDS or user.kwargs or len(user.args) != 2:
@@ -57,11 +79,15 @@ class Chain:
         others = [arg for arg in user.args if arg is not self.last]
         if len(others) != 1 or not isinstance(others[0], fx.Node):
             return False
+        if others[0] in self._effects.written(user):
+            return False  # the sum is written to the other operand
         self.residual = others[0]
         return True
 
     def _relu(self, user: fx.Node) -> bool:
-        module = module_of(self.model, user)
+        module = self._module_of(user)
+        if user.args[:1] != (self.last,):
+            return False
         if type(module) is nn.ReLU or (user.target in RELUS and len(user.args) == 1
                                        and set(user.kwargs) <= {"inplace"}):
             self.activation = "relu"
@@ -71,8 +97,10 @@ class Chain:
         return self.activation is not None
 
     def _pool(self, user: fx.Node) -> bool:
-        module, options = module_of(self.model, user), {}
-        if isinstance(module, nn.MaxPool2d):
+        module, options = self._module_of(user), {}
+        if user.args[:1] != (self.last,):
+            return False
+        if type(module) is nn.MaxPool2d:
             options = {name: getattr(module, name) for name in TWO_BY_TWO}
         elif user.target in POOLS:
             options = {name: value for name, value in _arguments(user, F_MAX_POOL).items()
@@ -87,15 +115,6 @@ class LinearChain(Chain):
     """What follows a linear layer."""
 
     STEPS = ("_relu",)
-
-
-def module_of(model: fx.GraphModule, node: Any) -> Any:
-    """The module a node calls, if nothing hooks into it."""
-    if node.op != "call_module":
-        return None
-    module = model.get_submodule(node.target)
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    return None if hooked else module
 
 
 F_BATCH_NORM = {"input": None, "running_mean": None, "running_var": None, "weight": None,

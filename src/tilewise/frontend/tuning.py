@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..core.plan import Plan
@@ -16,8 +16,7 @@ from ..core.progress import Tell, silent
 from ..core.target import Target
 from .nn import Block, Conv2d
 from .ops import ENGINE
-
-BLOCKS = "tilewise_blocks"
+from .rehearsal import arguments_of, cloned, rehearsal
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,6 @@ class Layer:
 
     name: str
     plan: Plan
-
-    @property
-    def label(self) -> str:
-        """Its name as people know it."""
-        return label(self.name)
-
-
-def label(name: str) -> str:
-    """A module's name in the original model."""
-    return name.rpartition(f"{BLOCKS}.")[2]
 
 
 def tune(model: nn.Module, example: Any, effort: str = "measure", max_error: float | None = None,
@@ -61,43 +50,32 @@ def distinct(layers: list[Layer], doing: str, tell: Tell) -> Iterator[tuple[Prob
 
 
 def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
-    """Run the model in eval mode without gradients and note every convolution's plan."""
+    """Run a copy of the model in eval mode without gradients and note every convolution's plan."""
     seen: list[Layer] = []
-    current = [""]
-    modules = [(name, module) for name, module in model.named_modules()
-               if isinstance(module, Block | Conv2d)]
+    count = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    with rehearsal(model) as trial:
+        names = {module: name for name, module in trial.named_modules()}
 
-    def enter(name: str) -> None:
-        current[0] = name
-        tell(f"running {label(name)}", min(len(seen), len(modules)), len(modules))
+        def note(plan: Plan) -> None:
+            seen.append(Layer(_running(names), plan))
+            tell(f"running {seen[-1].name}", min(len(seen), count), count)
 
-    hooks = [module.register_forward_pre_hook(_naming(name, enter)) for name, module in modules]
-    arguments = example if isinstance(example, tuple) else (example,)
-    try:
-        with evaluating(model), _observer(lambda plan: seen.append(Layer(current[0], plan))):
-            model(*arguments)
-    finally:
-        for hook in hooks:
-            hook.remove()
+        with _observer(note):
+            trial(*cloned(arguments_of(example)))
     return seen
 
 
-def _naming(name: str, enter: Callable[[str], None]) -> Any:
-    return lambda module, args: enter(name)
-
-
-@contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients, and then as it was."""
-    modes = {module: module.training for model in models for module in model.modules()}
-    for model in models:
-        model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+def _running(names: dict[nn.Module, str]) -> str:
+    """The name of the convolution that is running, found on the stack."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, Block):
+            return names.get(module._parts[0], names.get(module, ""))
+        if isinstance(module, Conv2d):
+            return names.get(module, "")
+        frame = frame.f_back
+    return ""
 
 
 @contextmanager

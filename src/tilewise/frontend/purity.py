@@ -1,0 +1,201 @@
+"""What a model's Python code reads and does besides its tensors, watched while it is traced.
+
+Values that can be compared later become guards. What a graph cannot repeat is refused: writes,
+output, clocks, random numbers of Python, exceptions that are caught.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+import io
+import logging
+import os
+import random
+import sys
+import sysconfig
+import types
+import warnings
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .guards import CODE, FIXED, Guards, Refused
+
+TORCH = os.path.dirname(torch.__file__) + os.sep
+OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+PACKAGES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib"))
+SEEDS = os.path.join(TORCH, "random.py")  # seeds the generators that graphs draw from
+STATES = (torch.is_grad_enabled, torch.get_default_dtype, torch.get_num_threads,
+          torch.is_inference_mode_enabled)
+EFFECTS = (print, input, open, exec, eval, setattr, delattr, breakpoint, warnings.warn)
+OUTSIDE = ("time", "posix", "nt", "_io", "_socket", "_datetime", "_warnings", "_thread")
+CATCHES = {"PUSH_EXC_INFO", "SETUP_FINALLY"}
+WITHS = {"WITH_EXCEPT_START"}
+QUIET = (*CODE, Tensor, logging.Logger)
+MAKERS = ("__init__", "__post_init__", "__new__", "__setattr__", "__setitem__", "__setstate__")
+
+
+class Watch:
+    """with Watch(guards): what runs meanwhile in this thread is pure but for torch's operators."""
+
+    def __init__(self, guards: Guards) -> None:
+        self._guards = guards
+        self._seen: set[types.CodeType] = set()
+        self._inner: set[types.CodeType] = set()  # functions made by functions that were seen
+        self._before: Any = None
+        self.calling: Any = None  # a function of C that the model's code is in
+
+    def __enter__(self) -> None:
+        self._before = sys.getprofile()
+        sys.setprofile(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._before)
+
+    def _note(self, frame: types.FrameType, event: str, called: Any) -> None:
+        if event == "call":
+            self._enters(frame, frame.f_code)
+        elif event == "c_call" and not _is_trusted(frame.f_code.co_filename):
+            self.calling = called
+            self._calls(frame, called)
+        elif event in ("c_return", "c_exception"):
+            self.calling = None
+
+    def _enters(self, frame: types.FrameType, code: types.CodeType) -> None:
+        if code.co_filename == SEEDS:
+            raise Refused("torch's random generators are seeded")
+        if code in self._seen or _is_trusted(code.co_filename) or _is_standard(code.co_filename):
+            return
+        self._seen.add(code)
+        self._inner.update(const for const in code.co_consts if isinstance(const, types.CodeType))
+        if isinstance(frame.f_locals.get("ctx"), torch.autograd.function.FunctionCtx):
+            raise Refused(f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name} "
+                          "has a gradient of its own")
+        self._check_writes(frame, code)
+        self._guard_closure(frame, code)
+        owner = frame.f_locals.get("self")
+        if not isinstance(owner, nn.Module | type(None)) and code.co_name not in MAKERS:
+            self._guards.knows_object(owner)
+        for chain in facts(code).globals:
+            self._guard_global(frame.f_globals, chain)
+
+    def _check_writes(self, frame: types.FrameType, code: types.CodeType) -> None:
+        found = facts(code)
+        if found.refusal:
+            raise Refused(found.refusal)
+        if found.writes_nonlocal and code not in self._inner:
+            raise Refused(f"{code.co_name} writes to a variable of another function")
+        own = isinstance(frame.f_locals.get("self"), nn.Module)  # writes to modules are noticed
+        if found.writes_others or (found.writes_self and not own
+                                   and code.co_name not in MAKERS):
+            raise Refused(f"{code.co_name} writes to attributes")
+
+    def _guard_closure(self, frame: types.FrameType, code: types.CodeType) -> None:
+        if code in self._inner:
+            return
+        for name in code.co_freevars:
+            value = frame.f_locals.get(name)
+            if not isinstance(value, CODE):
+                raise Refused(f"{code.co_name} reads {name} of the function around it")
+
+    def _guard_global(self, names: dict[str, Any], chain: tuple[str, ...]) -> None:
+        """A global name, and attributes of modules and classes behind it."""
+        space, name = (names if chain[0] in names else vars(builtins)), chain[0]
+        value = space.get(name)
+        for attribute in chain[1:]:
+            if isinstance(value, type):
+                if isinstance(getattr(value, attribute, None), FIXED):
+                    self._guards.inherits(value, attribute, getattr(value, attribute))
+                return
+            if not isinstance(value, types.ModuleType):
+                break
+            if _is_trusted(getattr(value, "__file__", None) or ""):
+                return
+            space, name, value = vars(value), attribute, vars(value).get(attribute)
+        if value is type:
+            raise Refused("the type of a value is asked for")
+        if not isinstance(value, QUIET) and name in space:
+            self._guards.knows(space, name, value)
+
+    def _calls(self, frame: types.FrameType, called: Any) -> None:
+        if any(called is state for state in STATES):
+            self._guards.asks(called)
+            return
+        owner = getattr(called, "__self__", None)
+        home = (called.__module__ if isinstance(owner, types.ModuleType | None)
+                else type(owner).__module__) or ""
+        if (any(called is effect for effect in EFFECTS) or home.partition(".")[0] in OUTSIDE
+                or isinstance(owner, io.IOBase | random.Random)
+                or home.startswith("numpy.random")) and _is_asked_by_model(frame):
+            raise Refused(f"{getattr(called, '__name__', called)} is called")
+
+
+def _is_asked_by_model(frame: Any) -> bool:
+    """Whether a function of the standard library runs for the model, not for torch."""
+    while frame is not None and _is_standard(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and not _is_trusted(frame.f_code.co_filename)
+
+
+@lru_cache(maxsize=4096)
+def _is_trusted(file: str) -> bool:
+    """Torch's own code, which goes by its operators, and ours."""
+    return file.startswith((TORCH, OURS, "<frozen", "<fx_generated", "<eval_with_key>"))
+
+
+@lru_cache(maxsize=4096)
+def _is_standard(file: str) -> bool:
+    return file.startswith(STANDARD) and not file.startswith(PACKAGES)
+
+
+class Facts:
+    """What the instructions of a function tell without running it."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+        names = [step.opname for step in steps]
+        self.globals = list(_chains(steps))
+        self.writes_nonlocal = any(step.opname == "STORE_DEREF" and step.argval in code.co_freevars
+                                   for step in steps)
+        targets = [before.argval for before, step in zip(steps, steps[1:])
+                   if step.opname in ("STORE_ATTR", "DELETE_ATTR")]
+        self.writes_self = "self" in targets
+        self.writes_others = any(target != "self" for target in targets)
+        self.refusal = ""
+        if "STORE_GLOBAL" in names or "DELETE_GLOBAL" in names:
+            self.refusal = f"{code.co_name} writes to a global variable"
+        elif sum(name in CATCHES for name in names) > sum(name in WITHS for name in names):
+            self.refusal = f"{code.co_name} catches exceptions"
+        elif any(step.opname == "IS_OP" and before.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+                 for before, step in zip(steps, steps[1:])):
+            self.refusal = f"{code.co_name} asks whether two values are one"
+        elif any(step.argval == "__class__" and step.opname == "LOAD_ATTR" for step in steps):
+            self.refusal = f"{code.co_name} asks for a class"
+        elif inspect.CO_COROUTINE & code.co_flags:
+            self.refusal = f"{code.co_name} is a coroutine"
+
+
+@lru_cache(maxsize=4096)
+def facts(code: types.CodeType) -> Facts:
+    return Facts(code)
+
+
+def _chains(steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
+    """Global names, each with the attributes that are read from it at once."""
+    for i, step in enumerate(steps):
+        if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
+            continue
+        chain = [step.argval]
+        for after in steps[i + 1:]:
+            if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                break
+            chain.append(after.argval)
+        if chain == ["type"] and steps[i + 1].argval == "self":
+            continue
+        yield tuple(chain)

@@ -1,0 +1,487 @@
+"""Tracing that is right or refuses: a graph of torch's operators, and what it takes for granted.
+
+Tensors are proxies; everything else is the model's own Python, which runs once. Whatever it reads
+besides tensors becomes a guard, whatever a graph could not repeat is refused.
+"""
+
+from __future__ import annotations
+
+import dis
+import operator
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from .guards import CONTAINERS, HOOKS, Guards, Refused, snapshot
+from .purity import OURS, TORCH, Watch
+
+LOCK = threading.RLock()  # modules are patched for all threads while one is traced
+QUIET = {*HOOKS, "_parameters", "_buffers", "_non_persistent_buffers_set", "_compiled_call_impl",
+         "_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+         "_forward_pre_hooks_with_kwargs", "__dict__", "__class__"}
+KNOWN = (TORCH, OURS)
+SIZES = {"shape", "size"}
+NUMBERS = {"dim", "ndim", "numel", "ndimension", "nelement"}
+UNKNOWN = {"dtype", "device", "layout", "is_cuda", "requires_grad", "is_contiguous", "stride",
+           "chunk", "split", "unbind", "tolist", "item", "max", "min", "sort", "topk", "numpy"}
+
+
+class Value(fx.Proxy):
+    """Stands for a value of the graph; of its class, where that is known."""
+
+    def __init__(self, node: fx.Node, tracer: Tracer) -> None:
+        object.__setattr__(self, "tracer", tracer)
+        object.__setattr__(self, "node", node)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """Its own class for torch's C++, which would take a tensor's memory for granted."""
+        code = sys._getframe(1).f_code
+        if code.co_filename.startswith(KNOWN) and code.co_name != "is_tensor":
+            return Value
+        if self.tracer.watch.calling is not isinstance and code.co_name != "is_tensor":
+            return Value
+        kind = kind_of(self.node)
+        if kind is None:
+            raise Refused(f"the class of {self.node} is asked for")
+        return kind
+
+    def __getattr__(self, name: str) -> Any:
+        if kind_of(self.node) is Tensor and not hasattr(Tensor, name):
+            raise Refused(f"a tensor is asked for {name}")
+        return _Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Refused(f"{name} of a tensor is set")
+
+    def __iter__(self) -> Iterator[Any]:
+        count = _unpacked(sys._getframe(1)) or _pieces(self.node)
+        if count is None:
+            raise Refused(f"{self.node} is iterated over")
+        whole = self.tracer.create_proxy("call_function", exactly, (self, count), {})
+        return iter([whole[i] for i in range(count)])
+
+    def __bool__(self) -> bool:
+        if not _is_asserted(sys._getframe(1)):
+            raise Refused(f"a branch depends on {self.node}")
+        self.tracer.create_proxy("call_function", asserted, (self,), {})
+        return True
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+    def __format__(self, _: str) -> str:
+        if not _is_in_assertion(sys._getframe(1)):
+            raise Refused(f"{self.node} becomes text")
+        return "?"
+
+    def _refuse(self, *_: Any) -> Any:
+        raise Refused(f"Python asks for the value of {self.node}")
+
+    def __len__(self) -> int:
+        count = _pieces(self.node)
+        if count is None:
+            raise Refused(f"the length of {self.node} is asked for")
+        self.tracer.create_proxy("call_function", exactly, (self, count), {})
+        return count
+
+    __int__ = __float__ = __index__ = __complex__ = __contains__ = __str__ = _refuse
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    """`x += y` and the like, which torch does in place."""
+    function = getattr(operator, name)
+
+    def write(self: Value, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return write
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior",
+              "ixor", "imatmul", "ilshift", "irshift"):
+    setattr(Value, f"__{_name}__", _in_place(_name))
+
+
+class _Attribute(Value):
+    """An attribute of a value: a node of its own only if it is not called."""
+
+    def __init__(self, root: Value, name: str) -> None:
+        object.__setattr__(self, "root", root)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "tracer", root.tracer)
+        object.__setattr__(self, "made", None)
+
+    @property
+    def node(self) -> fx.Node:  # type: ignore[override]
+        if self.made is None:
+            proxy = self.tracer.create_proxy("call_function", getattr, (self.root, self.name), {})
+            object.__setattr__(self, "made", proxy.node)
+        return self.made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_method", self.name, (self.root, *args), kwargs)
+
+
+class Mismatch(ValueError):
+    """A sequence is not as long as it was taken to be."""
+
+
+def exactly(values: Any, count: int) -> tuple[Any, ...]:
+    """A sequence of so many values."""
+    found = tuple(values)
+    if len(found) != count:
+        more = "too many" if len(found) > count else "not enough"
+        raise Mismatch(f"{more} values to unpack (expected {count})")
+    return found
+
+
+def asserted(value: Any) -> None:
+    """What an assert statement does."""
+    if not value:
+        raise AssertionError
+
+
+@lru_cache(maxsize=1024)
+def _instructions(code: Any) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+
+
+def _steps(frame: Any) -> list[dis.Instruction]:
+    """The instruction that a frame is at, and those behind it."""
+    return [step for step in _instructions(frame.f_code) if step.offset >= frame.f_lasti]
+
+
+def _unpacked(frame: Any) -> int | None:
+    """Into how many names a frame takes a sequence apart."""
+    step = _steps(frame)[0]
+    return int(step.argval) if step.opname == "UNPACK_SEQUENCE" else None
+
+
+def _pieces(node: fx.Node) -> int | None:
+    """Into how many pieces a tensor is cut."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    cut = node.args[1] if len(node.args) > 1 else node.kwargs.get(
+        "chunks", node.kwargs.get("split_size_or_sections"))
+    if name == "chunk" and isinstance(cut, int):
+        return cut
+    return len(cut) if name == "split" and isinstance(cut, list | tuple) else None
+
+
+def _is_asserted(frame: Any) -> bool:
+    """Whether a truth is asked for by an assert statement."""
+    names = [step.opname for step in _steps(frame)[:4]]
+    for jump, after in zip(names, names[1:]):
+        if "JUMP" in jump:
+            return jump.endswith("IF_TRUE") and after == "LOAD_ASSERTION_ERROR"
+    return False
+
+
+def _is_in_assertion(frame: Any) -> bool:
+    """Whether a text is made for torch._assert, which shows it only if it fails."""
+    return any(step.argval == "_assert" and step.positions is not None
+               and step.positions.lineno <= frame.f_lineno <= step.positions.end_lineno + 8
+               for step in _instructions(frame.f_code)
+               if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"))
+
+
+def kind_of(node: fx.Node) -> type | None:
+    """The class of a node's value: Tensor, int, torch.Size, tuple, or None for unknown."""
+    if "kind" not in node.meta:
+        node.meta["kind"] = _kind(node)
+    return node.meta["kind"]
+
+
+def _kind(node: fx.Node) -> type | None:
+    if node.op in ("placeholder", "get_attr"):
+        return Tensor
+    if node.op == "call_module":
+        return None if node.meta.get("opaque") else Tensor
+    if node.target is exactly:
+        return tuple
+    if node.target is operator.getitem:
+        return _kind_of_item(node)
+    name = node.args[1] if node.target is getattr else getattr(node.target, "__name__", node.target)
+    kinds = {kind_of(arg) for arg in node.args if isinstance(arg, fx.Node)}
+    if name in SIZES:
+        return int if name == "size" and len(node.args) + len(node.kwargs) > 1 else torch.Size
+    if name in NUMBERS:
+        return int
+    if name in UNKNOWN or (kinds and Tensor not in kinds):
+        return None
+    return Tensor
+
+
+def _kind_of_item(node: fx.Node) -> type | None:
+    source = node.args[0]
+    kind = kind_of(source) if isinstance(source, fx.Node) else None
+    if kind is torch.Size:
+        return torch.Size if isinstance(node.args[1], slice) else int
+    if kind is tuple:
+        inner = source.args[0]  # type: ignore[union-attr]
+        return int if isinstance(inner, fx.Node) and kind_of(inner) is torch.Size else Tensor
+    return kind if kind is Tensor else None
+
+
+class _Functions(TorchFunctionMode):
+    """Functions of torch that no proxy is an argument of belong to the graph as well."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (),
+                           kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.overrides.is_tensor_method_or_property(function):
+            name = function.__name__
+            if name == "__get__":
+                return self._tracer.create_proxy("call_function", getattr,
+                                                 (args[0], function.__self__.__name__), {})
+            return self._tracer.create_proxy("call_method", name, args, kwargs)
+        return self._tracer.create_proxy("call_function", function, args, kwargs)
+
+
+class Tracer(fx.Tracer):
+    """One attempt at a module; `opaque` modules are called, not looked into."""
+
+    def __init__(self, root: nn.Module, opaque: dict[nn.Module, str]) -> None:
+        super().__init__(autowrap_modules=())
+        self.root, self.opaque, self.guards = root, opaque, Guards()
+        self.paths = {module: name for name, module in root.named_modules()}
+        self.stack: list[nn.Module] = []
+        self.called: dict[str, nn.Module] = {}
+        self.tensors: dict[str, tuple[nn.Module, str]] = {}
+        self._thread = threading.get_ident()
+        self._copies: list[tuple[Any, Any]] = []
+        self._modes = _modes()
+        self.watch = Watch(self.guards)
+
+    def run(self, leaves: list[Any], spec: Any) -> tuple[fx.Graph, list[Any], Any]:
+        """The graph, and the result as constants and nodes in their structure."""
+        self.graph = fx.Graph(tracer_cls=fx.Tracer)
+        given = [self.create_proxy("placeholder", f"p{i}", (), {}) if isinstance(leaf, Tensor)
+                 else leaf for i, leaf in enumerate(leaves)]
+        args, kwargs = tree_unflatten(given, spec)
+        try:
+            result = self._traced(args, kwargs)
+        finally:
+            changed = self.guards.restore()
+        if changed:
+            raise Refused("a container outside of the model is changed")
+        if tree_map(id, tree_flatten((args, kwargs))[0]) != tree_map(id, given):
+            raise Refused("an argument is changed")
+        if _modes() != self._modes:
+            raise Refused("a mode of torch is left switched")
+        if any(snapshot(copy) != before for copy, before in self._copies):
+            raise Refused("a container of a module is changed")
+        return self._outputs(result)
+
+    def _traced(self, args: Any, kwargs: Any) -> Any:
+        state = np.random.get_state()
+        try:
+            with LOCK, self._patched(), _Functions(self), self.watch:
+                if type(self.root) is nn.Conv2d:
+                    return self.proxy(self._leaf(self.root, args, kwargs))
+                result = self.call_module(self.root, None, args, kwargs)
+        finally:
+            drawn = pickle.dumps(np.random.get_state()) != pickle.dumps(state)
+            np.random.set_state(state)
+        if drawn:
+            raise Refused("random numbers of NumPy are drawn")
+        return result
+
+    def _outputs(self, result: Any) -> tuple[fx.Graph, list[Any], Any]:
+        leaves, spec = tree_flatten(result)
+        found = [leaf.node if type(leaf) in (Value, _Attribute) else snapshot(leaf)
+                 for leaf in leaves]
+        self.graph.output(tuple(leaf for leaf in found if isinstance(leaf, fx.Node)))
+        return self.graph, found, spec
+
+    @contextmanager
+    def _patched(self) -> Iterator[None]:
+        """Modules tell what is read from them and written to them, in this thread."""
+        kinds = {"__call__": self._call, "__getattr__": self._found, "__setattr__": self._written,
+                 "__delattr__": self._written}
+        before = {name: nn.Module.__dict__[name] for name in kinds}
+
+        def patch(name: str) -> Callable[..., Any]:
+            real, mine = before[name], kinds[name]
+
+            def patched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() != self._thread:
+                    return real(module, *args, **kwargs)
+                return mine(module, real, *args, **kwargs)
+
+            return patched
+
+        def read(module: nn.Module, name: str) -> Any:
+            value = object.__getattribute__(module, name)
+            if threading.get_ident() != self._thread or name in QUIET:
+                return value
+            return self._read(module, name, value)
+
+        for name in kinds:
+            setattr(nn.Module, name, patch(name))
+        nn.Module.__getattribute__ = read  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del nn.Module.__getattribute__
+            for name, real in before.items():
+                setattr(nn.Module, name, real)
+
+    def _call(self, module: nn.Module, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if module not in self.paths:
+            if any(True for _ in module.parameters()):
+                raise Refused("a module with parameters is made, or is another model's")
+            return real(module, *args, **kwargs)
+        if self._is_leaf(module):
+            node = self._leaf(module, args, kwargs)
+            return self.proxy(node)
+        return self.call_module(module, real, args, kwargs)
+
+    def call_module(self, module: nn.Module, _: Any, args: Any, kwargs: Any) -> Any:
+        self.stack.append(module)
+        self.guards.is_a(module)
+        own = module.__dict__.get("forward")
+        if own is None or hasattr(own, "captures"):  # what stands there by optimize
+            result = type(module).forward(module, *args, **kwargs)
+        else:
+            result = own(*args, **kwargs)
+        self.stack.pop()
+        return result
+
+    def _is_leaf(self, module: nn.Module) -> bool:
+        return module in self.opaque or is_hooked(module) or is_torchs(module)
+
+    def _leaf(self, module: nn.Module, args: Any, kwargs: Any) -> fx.Node:
+        self.guards.is_a(module)
+        name = "m_" + self.paths[module].replace(".", "_")
+        while self.called.setdefault(name, module) is not module:
+            name += "_"
+        node = self.create_node("call_module", name, self.create_arg(args),
+                                self.create_arg(kwargs))
+        node.meta["opaque"] = module in self.opaque or is_hooked(module)
+        return node
+
+    def _read(self, module: nn.Module, name: str, value: Any) -> Any:
+        """An attribute that a module has itself, or its class."""
+        if module not in self.paths:
+            return value
+        space = module.__dict__
+        if name == "_modules":
+            self.guards.lists(value)
+            return value
+        if name not in space:
+            return self._inherited(module, name, value)
+        if isinstance(value, Tensor):
+            return self._tensor(module, space, name)
+        if isinstance(value, CONTAINERS):
+            self.guards.reads(space, name, snapshot(value))
+            return self._copied(value)
+        self.guards.knows(space, name, value)
+        return value
+
+    def _inherited(self, module: nn.Module, name: str, value: Any) -> Any:
+        kind = type(module)
+        if hasattr(nn.Module, name):
+            return value
+        self.guards.reads(module.__dict__, name, None)
+        own = getattr(kind, name, None)
+        if isinstance(own, CONTAINERS):
+            self.guards.inherits(kind, name, snapshot(own))
+            return self._copied(own)
+        self.guards.inherits(kind, name, own)
+        return value
+
+    def _copied(self, value: Any) -> Any:
+        """A container that the model's code may write to; whether it did is looked at later."""
+        self._copies.append((snapshot(value), snapshot(value)))
+        return self._copies[-1][0]
+
+    def _found(self, module: nn.Module, real: Callable[..., Any], name: str) -> Any:
+        """A parameter, a buffer or a child."""
+        try:
+            value = real(module, name)
+        except AttributeError:
+            if module in self.paths:
+                for kind in ("_parameters", "_buffers", "_modules"):
+                    self.guards.reads(module.__dict__[kind], name, None)
+                self.guards.reads(module.__dict__, name, None)
+                self.guards.inherits(type(module), name, None)
+            raise
+        if module not in self.paths:
+            return value
+        for kind in ("_parameters", "_buffers", "_modules"):
+            space = module.__dict__[kind]
+            if name not in space:
+                continue
+            if isinstance(value, Tensor):
+                return self._tensor(module, space, name)
+            self.guards.reads(space, name, value)
+        return value
+
+    def _tensor(self, module: nn.Module, space: dict[str, Any], name: str) -> Value:
+        self.guards.finds(space, name)
+        target = f"t_{self.paths[module].replace('.', '_')}_{name}"
+        while self.tensors.setdefault(target, (module, name)) != (module, name):
+            target += "_"
+        return self.create_proxy("get_attr", target, (), {})
+
+    def _written(self, module: nn.Module, real: Callable[..., Any], name: str, *value: Any) -> None:
+        if module in self.paths:
+            raise Refused(f"{name} of a module is set")
+        real(module, name, *value)
+
+    def create_arg(self, a: Any) -> Any:
+        if type(a) in (Value, _Attribute):
+            return a.node
+        if isinstance(a, Tensor):
+            return self._known_tensor(a).node
+        return super().create_arg(a)
+
+    def _known_tensor(self, tensor: Tensor) -> Value:
+        for module in self.paths:
+            for kind in ("_parameters", "_buffers"):
+                for name, own in module.__dict__[kind].items():
+                    if own is tensor:
+                        return self._tensor(module, module.__dict__[kind], name)
+        raise Refused("a tensor comes from outside of the model")
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None,
+                    type_expr: Any = None) -> fx.Node:
+        if _modes() != self._modes:
+            raise Refused("a mode of torch is switched inside the model")
+        return self.graph.create_node(kind, target, args, kwargs, name, type_expr)
+
+    def proxy(self, node: fx.Node) -> Value:
+        return Value(node, self)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    return any(module.__dict__.get(name) for name in HOOKS)
+
+
+def is_torchs(module: nn.Module) -> bool:
+    """Modules that are operators of the graph."""
+    home = type(module).__module__
+    return (home.startswith("torch.") and not isinstance(module, nn.Sequential)
+            and type(module).__name__ != "Module")
+
+
+def _modes() -> tuple[Any, ...]:
+    """What changes the meaning of operators, and is no operator."""
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(), torch._C._is_any_autocast_enabled(),
+            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
