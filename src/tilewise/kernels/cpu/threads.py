@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from llvmlite import ir
 
 from . import amx
@@ -110,7 +111,6 @@ class _Runtime:
     """Which function starts a parallel region in this process."""
 
     def __init__(self) -> None:
-        self.library: ctypes.CDLL | None = None  # keeps the library loaded
         self.pool = _PARALLEL(_run_on_python_threads)  # keeps the callback alive
         self.address = 0
         if hasattr(os, "register_at_fork"):
@@ -119,8 +119,7 @@ class _Runtime:
     def start(self) -> int:
         """The address; libgomp is looked for at the first call, when torch is there."""
         if not self.address:
-            self.library = _loaded_openmp()
-            self.address = _address(getattr(self.library, "GOMP_parallel", self.pool))
+            self.address = _address(_openmp_of_torch() or self.pool)
         return self.address
 
     def after_fork(self) -> None:
@@ -132,14 +131,13 @@ def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _loaded_openmp() -> ctypes.CDLL | None:
-    """The libgomp that torch brought into this process."""
-    try:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    paths = {line.split(maxsplit=5)[5] for line in maps if "libgomp" in line}
-    return ctypes.CDLL(min(paths)) if paths else None
+def _openmp_of_torch() -> Any:
+    """GOMP_parallel as torch's calls reach it; other packages bring libraries of their own."""
+    own = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    for library in (None, own):  # the loader's order: what all share, then its own
+        with suppress(OSError, AttributeError):
+            return ctypes.CDLL(library).GOMP_parallel
+    return None
 
 
 def _run_on_python_threads(region: int, frame: int, threads: int, _flags: int) -> None:
