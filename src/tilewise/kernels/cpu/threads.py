@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from llvmlite import ir
 
+from ...core.apart import apart
 from . import amx
 from .emit import I32, I64, PTR, VOID, Function, Index, Module, Pointer
 
@@ -154,6 +155,7 @@ def _run_on_python_threads(region: int, frame: int, threads: int, _flags: int) -
 
 
 _RUNTIME = _Runtime()  # made at import: a fork may come before the first call
+_POOL = _address(_RUNTIME.pool)
 
 
 def parallel_address() -> int:
@@ -161,6 +163,16 @@ def parallel_address() -> int:
     return _RUNTIME.start()
 
 
+def run_entry(entry: Callable[[int], None], frame: Any) -> None:
+    """Call a kernel; its frame says on how many threads."""
+    address = ctypes.addressof(frame)
+    if frame[PARALLEL] == _POOL and frame[THREADS] > 1:
+        # an interrupt would be lost in the callback from C, and with it a part of the work
+        apart(lambda: entry(address))
+    else:
+        entry(address)
+
+
 def uses_openmp() -> bool:
     """Whether that function is torch's libgomp."""
-    return parallel_address() != _address(_RUNTIME.pool)
+    return parallel_address() != _POOL
