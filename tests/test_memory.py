@@ -361,7 +361,7 @@ def many_kernels() -> float:
     def load(count: int) -> float:
         for i in range(count):
             code = jit.load(fingerprint._module, "fingerprint", row, "entry")
-            if i % 100 == 0:
+            if i % 300 == 0:
                 kept.append(code.function("entry", ctypes.c_void_p))
         return resident()
 

@@ -31,7 +31,7 @@ from ...core.isa import Isa, may_use_tiles
 from ...core.locks import fork_safe_lock
 from .emit import Module
 
-LIBRARIES = 32  # of one linker: LLVM keeps 9 KB of a library that was freed until its linker goes
+LIBRARIES = 16  # of one linker: LLVM keeps 9 KB of a library that was freed until its linker goes
 _lock = fork_safe_lock()  # LLVM's contexts are shared by all threads
 _dead: deque[int] = deque()  # trackers of code that is to be freed
 _serial = itertools.count()
