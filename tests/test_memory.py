@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -23,6 +24,7 @@ from tilewise.frontend.ops import ENGINE
 from tilewise.kernels.cpu import memory
 from tilewise.kernels.cpu.launch import KERNELS
 from tilewise.kernels.cpu.memory import POOL, Pool
+from tilewise.kernels.cpu.threads import Frame
 from tilewise.runtime.weights import MADE
 
 MB = 1 << 20
@@ -320,7 +322,59 @@ def test_counts_stay_within_their_limits() -> None:
     assert MADE.total > 0
 
 
+# when the system refuses
+
+
+def test_free_blocks_are_given_back_before_memory_is_refused(
+        pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.empty(4 * MB)
+    assert pool.kept == 16 * MB
+    system, asked = memory._map, []
+
+    def refuse(size: int) -> Any:
+        asked.append(pool.kept)
+        if pool.kept or size > 64 * MB:
+            raise OSError(12, "Cannot allocate memory")
+        return system(size)
+
+    monkeypatch.setattr(memory, "_map", refuse)
+    assert memory.empty(8 * MB).numel() == 8 * MB
+    assert asked == [16 * MB, 0]
+    with pytest.raises(MemoryError, match=r"96 MB asked for.* 32 MB of free blocks.*needs"):
+        memory.empty(24 * MB)
+    with pytest.raises(tilewise.TilewiseError):
+        memory.empty(24 * MB)
+    assert memory.empty(MB).numel() == MB  # and life goes on
+
+
 # a long life
+
+
+def many_kernels() -> float:
+    """MB that a process grows by while hundreds of kernels are loaded and freed."""
+    from tilewise.core.isa import ISA
+    from tilewise.core.target import Target
+    from tilewise.kernels.cpu import fingerprint, jit
+
+    row, kept = ISA[Target.host().isa], []
+
+    def load(count: int) -> float:
+        for i in range(count):
+            code = jit.load(fingerprint._module, "fingerprint", row, "entry")
+            if i % 300 == 0:
+                kept.append(code.function("entry", ctypes.c_void_p))
+        return resident()
+
+    before = load(500)
+    after = load(700)
+    for entry in kept:  # outlive the linkers they came from
+        entry(ctypes.addressof(Frame()))
+    return after - before
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_kernels_leave_nothing_behind() -> None:
+    assert in_process(many_kernels) < 3  # 6 when each left 9 KB
 
 
 def resident() -> float:

@@ -6,6 +6,7 @@ import os
 import pwd
 import stat
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.core.files import cache_directory
+from tilewise.core.isa import ISA
+from tilewise.core.target import Target
 from tilewise.frontend.ops import ENGINE
 from tilewise.kernels.cpu import jit
+from tilewise.kernels.cpu.emit import Module
 from tilewise.kernels.cpu.launch import KERNELS
 
 ALGORITHM = "cpu_direct"
@@ -108,7 +112,34 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "anyone_may_write": lambda path: path.chmod(0o602), "link": point_elsewhere,
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
     "directory": lambda path: (path.unlink(), path.mkdir()),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
+    "no_object": lambda path: rewrite(path, b"no object"),
+    "object_without_entry": lambda path: rewrite(path, object_of("other")),
 }
+
+
+def rewrite(path: Path, image: bytes) -> None:
+    """With a checksum that is right for the name."""
+    digests = [digest for digest in ASKED_FOR if path.name.startswith(digest[:40])]
+    jit._write(path, digests[0], image)
+
+
+def object_of(name: str) -> bytes:
+    """The code of a function that does nothing."""
+    module = Module(ISA[Target.host().isa])
+    with module.function(name, exported=True):
+        pass
+    return jit.compile_object(module)
+
+
+ASKED_FOR: set[str] = set()  # keys of all objects
+
+
+@pytest.fixture(autouse=True)
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    checksum = jit._checksum
+    monkeypatch.setattr(jit, "_checksum", lambda digest, image: (
+        ASKED_FOR.add(digest) or checksum(digest, image)))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -119,6 +150,25 @@ def test_what_was_changed_is_compiled_anew(cache: Path, change: str) -> None:
     assert compiled_by(convolve) == 1
     if change != "directory":  # the good one took its place
         assert compiled_by(convolve) == 0
+
+
+def test_the_object_of_another_kernel_is_compiled_anew(cache: Path) -> None:
+    convolve()
+    (path,) = objects(cache)
+    convolve("cpu_pixels")
+    (other,) = set(objects(cache)) - {path}
+    other.replace(path)
+    assert compiled_by(convolve) == 1
+
+
+def test_a_directory_that_others_may_write_is_told_of_once(cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    cache.chmod(0o770)
+    with pytest.warns(UserWarning, match=f"chmod go-w {cache}, or set TILEWISE_CACHE_DIR"):
+        convolve()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convolve()
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])

@@ -310,6 +310,32 @@ def test_what_a_killed_writer_left_is_removed(data, tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def flip_a_byte_of(value, path):
+    """In the file, somewhere inside the bytes of a tensor."""
+    content = bytearray(path.read_bytes())
+    place = content.find(value.numpy().tobytes())
+    assert place > 0
+    content[place + 5] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("what", ["weight", "momentum"])
+def test_a_flipped_byte_is_noticed(tmp_path, what):
+    state = {"model": {"weight": torch.randn(7, 5)},
+             "optimizer": [{"momentum": torch.randn(9)}, (1, 0.1, None, torch.tensor(3))]}
+    checkpoint.save(tmp_path, state)
+    assert same_bits(checkpoint.load(tmp_path)["model"], state["model"])
+    value = {**state["model"], **state["optimizer"][0]}[what]
+    flip_a_byte_of(value, tmp_path / checkpoint.NAME)
+    with pytest.raises(TilewiseError, match=r"is damaged.*remove it to begin the run anew"):
+        checkpoint.load(tmp_path)
+
+
+def test_a_checkpoint_without_a_checksum_is_read(tmp_path):
+    torch.save({"format": checkpoint.FORMAT, "step": 3}, tmp_path / checkpoint.NAME)
+    assert checkpoint.load(tmp_path)["step"] == 3
+
+
 def test_a_checkpoint_cannot_execute_code(tmp_path):
     torch.save({"format": checkpoint.FORMAT, "x": Settings("x")}, tmp_path / checkpoint.NAME)
     with pytest.raises(TilewiseError, match="is not a checkpoint"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import warnings
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import tilewise
-from tilewise.core.schedule import Schedule
+from tilewise.core.schedule import Schedule, Space
 from tilewise.frontend.ops import ENGINE
 from tilewise.planner import Planner
 from tilewise.planner.wisdom import Entry, Wisdom, key
@@ -160,6 +161,95 @@ def test_one_bad_entry_does_not_cost_the_others(tmp_path):
         assert Wisdom(VERSIONS).load(path) == 1
 
 
+HUGE = "9" * 400
+HOSTILE = ["3.0", "true", "null", "-1", HUGE, "9" * 5000, "1e999", "Infinity", "-Infinity", "NaN",
+           '""', '"3"', '"\\ud800"', "[]", "[1]", "{}", '{"a": 1}', "[" * 50 + "]" * 50]
+HOLE = "hole"
+
+
+def with_holes(data):
+    """The data as text, once for each of its values, which are left open there; and the keys."""
+    for name, value in list(data.items()):
+        data[name] = HOLE
+        yield json.dumps(WHOLE, sort_keys=True)
+        data[name] = value
+        if isinstance(value, dict):
+            yield from with_holes(value)
+        del data[name]
+        yield json.dumps(WHOLE, sort_keys=True)
+        data[name] = value
+
+
+WHOLE = json.loads(wise().to_json())
+
+
+@pytest.mark.filterwarnings("ignore:wisdom")
+def test_hostile_values_never_break_a_plan(tmp_path):
+    """Whatever stands in a file, one place at a time: planning and saving go on."""
+    path, used, texts = tmp_path / "wisdom.json", 0, list(with_holes(WHOLE))
+    right = {name: type(value) for name, value in only_entry(wise()).schedule.items()}
+    assert len(texts) > 20
+    for text in texts:
+        for value in HOSTILE if f'"{HOLE}"' in text else [""]:
+            path.write_text(text.replace(f'"{HOLE}"', value))
+            path.chmod(0o600)
+            wisdom = Wisdom(VERSIONS)
+            wisdom.load(path)
+            plan = planner(wisdom).plan(PROBLEM, TARGET)
+            kinds = {name: type(value) for name, value in plan.schedule.items()}
+            assert plan.source == "estimate" or kinds == right
+            assert json.loads(wisdom.to_json())["format"] == 2
+            used += plan.source == "wisdom"
+    assert 0 < used < len(texts)  # most of what was put in fits nowhere
+
+
+@pytest.mark.filterwarnings("ignore:wisdom")
+@pytest.mark.parametrize("change", [{"seconds": 10**400}, {"seconds": float("inf")},
+                                    {"seconds": float("nan")}, {"version": True},
+                                    {"version": 1.0}, {"algorithm": 3}, {"versions": {"torch": 1}},
+                                    {"schedule": {"tile": 3.0}}, {"schedule": {"tile": 10**30}},
+                                    {"schedule": {"tile": [1]}}], ids=str)
+def test_a_value_of_another_type_costs_its_entry_alone(tmp_path, change):
+    path, data = tmp_path / "wisdom.json", json.loads(wise().to_json())
+    good = next(iter(data["entries"].values()))
+    data["entries"]["other"] = {**good, **change}
+    path.write_text(json.dumps(data))
+    path.chmod(0o600)
+    again = Wisdom(VERSIONS)
+    assert again.load(path) == 1
+    assert again.entries == wise().entries
+
+
+def test_tunables_are_told_apart_by_their_types():
+    space = Space(tile=(1, 2, 3), wide=(True, False))
+    assert Schedule(tile=1, wide=True) in space
+    for tile, wide in ((True, True), (3.0, True), (1, 1), (1, 0)):
+        assert Schedule(tile=tile, wide=wide) not in space
+
+
+def test_a_pipe_in_its_place_does_not_hang(tmp_path):
+    path = tmp_path / "wisdom.json"
+    os.mkfifo(path, 0o600)
+    with pytest.warns(UserWarning, match="cannot be read"):
+        assert Wisdom(VERSIONS).load(path) == 0
+
+
+def test_random_bytes_cost_a_warning(tmp_path):
+    path, rng, whole = tmp_path / "wisdom.json", random.Random(0), wise().to_json().encode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(300):
+            content = bytearray(whole)
+            for _ in range(rng.randint(1, 4)):
+                content[rng.randrange(len(content))] = rng.randrange(256)
+            path.write_bytes(content)
+            path.chmod(0o600)
+            wisdom = Wisdom(VERSIONS)
+            wisdom.load(path)
+            wisdom.to_json()
+            planner(wisdom).plan(PROBLEM, TARGET, "wisdom_only")
+
+
 def test_a_file_that_others_can_write_is_not_read(tmp_path):
     path = tmp_path / "wisdom.json"
     wise().save(path)
@@ -171,7 +261,7 @@ def test_a_file_that_others_can_write_is_not_read(tmp_path):
 TUNER = """
 import sys
 from pathlib import Path
-from tilewise.core.schedule import Schedule
+from tilewise.core.schedule import Schedule, Space
 from tilewise.planner.wisdom import Entry, Wisdom
 path, who = Path(sys.argv[1]), sys.argv[2]
 for turn in range(50):

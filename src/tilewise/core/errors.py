@@ -35,6 +35,10 @@ class UnknownAlgorithm(TilewiseError, KeyError):
         return str(self.args[0])
 
 
+class OutOfMemory(TilewiseError, MemoryError):
+    """The system refuses memory, and there is nothing left to give back."""
+
+
 class NoAlgorithm(TilewiseError, RuntimeError):
     """Nothing can run a problem; one line per algorithm with its reasons."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import stat
@@ -24,9 +25,38 @@ def cache_directory() -> Path:
     return Path(base) / "tilewise"
 
 
+class NotPrivate(PermissionError):
+    """Somebody else could have written it."""
+
+
 def is_private(path: Path) -> bool:
     """Owned by this user and not writable by any other, and so is the directory around it."""
     return _is_ours(path.lstat()) and _is_ours(path.parent.stat())
+
+
+def is_shared(directory: Path) -> bool:
+    """Whether it is there and others could write to it."""
+    try:
+        return directory.is_dir() and not _is_ours(directory.stat())
+    except OSError:
+        return False
+
+
+def read_private(path: Path) -> bytes:
+    """A file's content; NotPrivate if others can write it, OSError if it is no file at all."""
+    # a pipe would wait for its writer, a link may point elsewhere the next time
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if not (_is_ours(status) and _is_ours(path.parent.stat())):
+            raise NotPrivate("it, or its directory, can be written by others; needs to be the "
+                             "user's own (chmod go-w)")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def _is_ours(status: os.stat_result) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -16,8 +16,8 @@ class Lru(Generic[T]):
 
     def __init__(self, limit: int, weigh: Callable[[T], int] = lambda entry: 1) -> None:
         self._limit, self._weigh = limit, weigh
-        self._entries: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
-        self._total = 0
+        # a plain dict: an OrderedDict is torn by an interrupt in a key's __hash__
+        self._entries: dict[Hashable, tuple[T, int]] = {}
         self._dead: deque[Hashable] = deque()
         self._lock = fork_safe_lock()
 
@@ -33,7 +33,8 @@ class Lru(Generic[T]):
 
     @property
     def total(self) -> int:
-        return self._total
+        """Counted anew each time: an interrupt cannot leave it wrong."""
+        return sum(weight for _, weight in list(self._entries.values()))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -41,30 +42,26 @@ class Lru(Generic[T]):
     def get(self, key: Hashable) -> T | None:
         with self._lock:
             self._bury()
-            entry = self._entries.get(key)
+            entry = self._entries.pop(key, None)
             if entry is None:
                 return None
-            self._entries.move_to_end(key)
+            self._entries[key] = entry  # the last used is the last
             return entry[0]
 
     def put(self, key: Hashable, value: T) -> T:
         with self._lock:
             self._bury()
-            self._remove(key)
-            weight = self._weigh(value)
-            self._entries[key] = (value, weight)
-            self._total += weight
+            self._entries.pop(key, None)
+            self._entries[key] = (value, self._weigh(value))
             self._shrink()
         return value
 
     def drop(self, key: Hashable) -> None:
-        """Forget an entry; never waits, so that finalisers can call it."""
+        """Forget an entry; finalisers call it, in the middle of anything."""
         self._dead.append(key)
-        if self._lock.acquire(blocking=False):  # else the next to hold it does it
-            try:
+        if not self._lock.locked():  # else the next to hold it does it
+            with self._lock:
                 self._bury()
-            finally:
-                self._lock.release()
 
     def held(self) -> list[Hashable]:
         with self._lock:
@@ -74,17 +71,14 @@ class Lru(Generic[T]):
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()
-            self._total = 0
 
     def _bury(self) -> None:
         while self._dead:
-            self._remove(self._dead.popleft())
-
-    def _remove(self, key: Hashable) -> None:
-        _, weight = self._entries.pop(key, (None, 0))
-        self._total -= weight
+            self._entries.pop(self._dead[0], None)
+            self._dead.popleft()
 
     def _shrink(self) -> None:
-        while self._total > self._limit and self._entries:
-            _, (_, weight) = self._entries.popitem(last=False)
-            self._total -= weight
+        excess = self.total - self._limit
+        while excess > 0 and self._entries:
+            _, weight = self._entries.pop(next(iter(self._entries)))
+            excess -= weight

@@ -77,7 +77,7 @@ class Space:
     def __contains__(self, schedule: Schedule) -> bool:
         if set(schedule) != set(self.tunables):
             return False
-        inside = all(schedule[name] in values for name, values in self.tunables.items())
+        inside = all(_is_one_of(schedule[name], values) for name, values in self.tunables.items())
         return inside and self._legal(schedule)
 
     def sample(self, rng: random.Random, start: Schedule, sweeps: int = 2) -> Schedule:
@@ -87,3 +87,8 @@ class Space:
             moves = [schedule.with_(**{name: value}) for value in self.tunables[name]]
             schedule = rng.choice([move for move in moves if move in self])
         return schedule
+
+
+def _is_one_of(value: Tunable, values: tuple[Tunable, ...]) -> bool:
+    """Also by its type: True is no 1 and 3.0 no 3, which generators would take for sizes."""
+    return value in values and type(value) is type(values[values.index(value)])

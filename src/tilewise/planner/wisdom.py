@@ -6,13 +6,14 @@ A corrupt, foreign or stale file costs a warning and nothing else.
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.files import cache_directory, is_private, locked, write_atomically
+from ..core.files import NotPrivate, cache_directory, locked, read_private, write_atomically
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.schedule import Schedule
@@ -39,8 +40,24 @@ class Entry:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Entry:
-        return Entry(str(data["algorithm"]), int(data["version"]), Schedule(**data["schedule"]),
-                     float(data["seconds"]), tuple(sorted(data["versions"].items())))
+        """Raises ValueError, KeyError or TypeError for what no entry can hold."""
+        schedule, versions = data["schedule"], data["versions"]
+        seconds = float(_checked(data["seconds"], int, float))
+        if not 0 <= seconds < math.inf:
+            raise ValueError(seconds)
+        for value in schedule.values():
+            _checked(value, int, str, bool)
+        for value in versions.values():
+            _checked(value, str)
+        return Entry(_checked(data["algorithm"], str), _checked(data["version"], int),
+                     Schedule(**schedule), seconds, tuple(sorted(versions.items())))
+
+
+def _checked(value: Any, *types: type) -> Any:
+    """A value that is exactly of one of the types: to Python, True is also a 1, and 3.0 a 3."""
+    if type(value) not in types:
+        raise TypeError(f"{value!r} is not of {types}")
+    return value
 
 
 def key(p: Problem, t: Target, max_error: float | None = None, bits: int = 0) -> str:
@@ -95,15 +112,14 @@ class Wisdom:
     def load(self, path: Path) -> int:
         """Merge a file; returns how many entries it had. Never raises for what is in it."""
         try:
-            private = is_private(path)
-            text = path.read_text() if private else ""
-        except (OSError, UnicodeDecodeError) as problem:
-            if not isinstance(problem, FileNotFoundError):
-                warnings.warn(f"wisdom {path} cannot be read: {problem}", stacklevel=2)
+            text = read_private(path).decode()
+        except FileNotFoundError:
             return 0
-        if not private:
-            warnings.warn(f"wisdom {path} is ignored: it, or its directory, can be written by "
-                          "others; needs to be the user's own (chmod go-w)", stacklevel=2)
+        except NotPrivate as problem:
+            warnings.warn(f"wisdom {path} is ignored: {problem}", stacklevel=2)
+            return 0
+        except (OSError, UnicodeDecodeError) as problem:
+            warnings.warn(f"wisdom {path} cannot be read: {problem}", stacklevel=2)
             return 0
         found = _parse(text, path)
         self.merge(found)
@@ -123,11 +139,16 @@ def default_path() -> Path:
     return cache_directory() / "wisdom.json"
 
 
+def _int(digits: str) -> int | None:
+    """None for numbers that no entry holds; Python itself refuses those of some thousand digits."""
+    return int(digits) if len(digits) < 20 else None
+
+
 def _parse(text: str, path: Path) -> Wisdom:
     """The entries of a file; what is not an entry is left out and counted."""
     found, wrong = Wisdom(), 0
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_int=_int, parse_constant=lambda name: None)
         if data["format"] != FORMAT:
             raise ValueError(data["format"])
         items = list(data["entries"].items())

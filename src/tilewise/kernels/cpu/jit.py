@@ -2,6 +2,7 @@
 
 An object is keyed by what it is made from (the generator's sources, its arguments, the
 instruction set, the LLVM version), so a known kernel is loaded without even writing its IR.
+LLVM is called apart from the main thread: llvmlite's wrappers do not survive an interrupt.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
+import sys
+import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,14 +24,16 @@ import llvmlite.binding as llvm
 from llvmlite.binding.ffi import ObjectRef
 from llvmlite.binding.newpassmanagers import NewPassManager
 
+from ...core.apart import apart
 from ...core.errors import TilewiseError
-from ...core.files import cache_directory, is_private, write_atomically
+from ...core.files import cache_directory, is_shared, read_private, write_atomically
 from ...core.isa import Isa, may_use_tiles
 from ...core.locks import fork_safe_lock
 from .emit import Module
 
+LIBRARIES = 16  # of one linker: LLVM keeps 9 KB of a library that was freed until its linker goes
 _lock = fork_safe_lock()  # LLVM's contexts are shared by all threads
-_dead: deque[llvm.ResourceTracker] = deque()
+_dead: deque[int] = deque()  # trackers of code that is to be freed
 _serial = itertools.count()
 LLVM_VERSION = ".".join(map(str, llvm.llvm_version_info))
 compiled = 0  # kernels compiled (not loaded) by this process; tests read it
@@ -49,22 +54,21 @@ ORIGIN = origin()  # as this process was started with
 class Code:
     """Loaded machine code; the memory is freed with the object."""
 
-    def __init__(self, tracker: llvm.ResourceTracker) -> None:
-        self._tracker = tracker
+    def __init__(self, tracker: llvm.ResourceTracker, names: tuple[str, ...]) -> None:
+        self._addresses = {name: tracker[name] for name in names}
+        self._tracker = _address(tracker)
+        tracker.detach()  # from now on it has one owner
 
     def function(self, name: str, *types: type) -> Callable[..., None]:
-        call = ctypes.CFUNCTYPE(None, *types)(self._tracker[name])
+        call = ctypes.CFUNCTYPE(None, *types)(self._addresses[name])
         call.code = self  # type: ignore[attr-defined]  # keeps the memory alive
         return call
 
     def __del__(self, dead: Any = _dead, lock: Any = _lock) -> None:
         dead.append(self._tracker)
-        del self._tracker
-        if lock.acquire(blocking=False):  # else the next to load frees it
-            try:
-                dead.clear()
-            finally:
-                lock.release()
+        if not lock.locked() and not sys.is_finalizing():  # else the next to load frees it
+            with lock:
+                _bury()
 
 
 def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str) -> Code:
@@ -73,14 +77,47 @@ def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str) -> Code
         raise TilewiseError(f"isa is {isa.name!r}, needs an operating system that admits it")
     digest = hashlib.sha256(f"{ORIGIN}|{isa}|{key}".encode()).hexdigest()
     path = cache_directory() / f"{digest[:40]}.o"
-    with _lock:
-        _dead.clear()
-        image = _read(path)
-        if image is None:
-            image = compile_object(make(isa))
-            if origin() == ORIGIN:  # else the sources were edited after this process read them
-                _write(path, image)
-        return Code(_link(image, names))
+    _warn_if_shared(path.parent)
+
+    def work() -> Code:
+        with _lock:
+            _bury()
+            return _cached(path, digest, names) or _compiled(make(isa), path, digest, names)
+
+    return apart(work)
+
+
+def _cached(path: Path, digest: str, names: tuple[str, ...]) -> Code | None:
+    image = _read(path, digest)
+    if image is not None:
+        with suppress(RuntimeError):  # what cannot be linked is compiled anew
+            return Code(_link(image, names), names)
+    return None
+
+
+def _compiled(module: Module, path: Path, digest: str, names: tuple[str, ...]) -> Code:
+    image = compile_object(module)
+    if origin() == ORIGIN:  # else the sources were edited after this process read them
+        _write(path, digest, image)
+    return Code(_link(image, names), names)
+
+
+def _bury() -> None:
+    """Free dead code, each by one call in C: an interrupt comes before it or after it."""
+    while _dead:
+        _dispose()(_dead.popleft(), ctypes.byref(ctypes.c_void_p()))
+
+
+@lru_cache(maxsize=1)
+def _dispose() -> Any:
+    """llvmlite's own function without the Python around it."""
+    free = ctypes.CDLL(llvm.ffi.lib._name).LLVMPY_LLJIT_Dylib_Tracker_Dispose
+    free.argtypes, free.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_bool
+    return free
+
+
+def _address(tracker: llvm.ResourceTracker) -> int:
+    return ctypes.cast(tracker._ptr, ctypes.c_void_p).value or 0
 
 
 def compile_object(module: Module) -> bytes:
@@ -117,6 +154,7 @@ def _free(manager: llvm.ModulePassManager) -> None:
     """Where llvmlite does not: the no-op of one parent class hides the other's _dispose."""
     if type(manager)._dispose is ObjectRef._dispose:
         NewPassManager._dispose(manager)
+        manager.detach()
 
 
 @lru_cache(maxsize=1)
@@ -133,7 +171,8 @@ def _machine(isa: Isa) -> llvm.TargetMachine:
 
 
 @lru_cache(maxsize=1)
-def _linker() -> llvm.LLJIT:
+def _linker(generation: int) -> llvm.LLJIT:
+    """It lives until the next generation has begun and the last code of its own is freed."""
     _initialise()
     return llvm.create_lljit_compiler()
 
@@ -142,21 +181,33 @@ def _link(image: bytes, names: tuple[str, ...]) -> llvm.ResourceTracker:
     library = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
     for name in names:
         library.export_symbol(name)
-    return library.link(_linker(), f"tilewise{next(_serial)}")
+    number = next(_serial)
+    return library.link(_linker(number // LIBRARIES), f"tilewise{number}")
 
 
-def _read(path: Path) -> bytes | None:
+@lru_cache(maxsize=8)
+def _warn_if_shared(directory: Path) -> None:
+    if is_shared(directory):
+        warnings.warn(f"compiled code in {directory} is ignored, every process compiles its own: "
+                      f"others can write to that directory; chmod go-w {directory}, or set "
+                      "TILEWISE_CACHE_DIR to a directory of your own", stacklevel=3)
+
+
+def _read(path: Path, digest: str) -> bytes | None:
     try:
-        if not is_private(path):  # else it could be anyone's code
-            return None
-        content = path.read_bytes()
+        content = read_private(path)  # else it could be anyone's code
     except OSError:
         return None
     checksum, image = content[:32], content[32:]
-    return image if hashlib.sha256(image).digest() == checksum else None
+    return image if _checksum(digest, image) == checksum else None
 
 
-def _write(path: Path, image: bytes) -> None:
+def _write(path: Path, digest: str, image: bytes) -> None:
     """Silently not at all where the disk refuses: a cache is no duty."""
     with suppress(OSError):
-        write_atomically(path, hashlib.sha256(image).digest() + image)
+        write_atomically(path, _checksum(digest, image) + image)
+
+
+def _checksum(digest: str, image: bytes) -> bytes:
+    """Of the object and of what it is for: a good one of another kernel is no use."""
+    return hashlib.sha256(digest.encode() + image).digest()

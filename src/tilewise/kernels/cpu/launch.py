@@ -11,7 +11,7 @@ from ...core.problem import Problem
 from ...core.schedule import Schedule
 from . import jit
 from .emit import Module
-from .threads import Frame, parallel_address
+from .threads import Frame, parallel_address, run_entry
 
 Make = Callable[[Problem, Schedule, Isa], Module]
 Launch = Callable[..., None]
@@ -35,6 +35,6 @@ def _load(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
                threads: int, mask: int = 0) -> None:
         frame = Frame(x, weight, bias, residual, y, scratch, batch, threads, parallel_address(),
                       0, 0, 0, mask)
-        entry(ctypes.addressof(frame))
+        run_entry(entry, frame)
 
     return launch

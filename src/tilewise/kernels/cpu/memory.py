@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from ...core.errors import OutOfMemory
 from ...core.locks import fork_safe_lock
 
+MB = 1 << 20
 SMALL = 512 << 10  # below this, torch's own allocator is as good
 HUGE_PAGE = 2 << 20
 DEFAULT_LIMIT = 2 << 30
@@ -47,37 +49,65 @@ class Pool:
         size = _size_class(size)
         with self._lock:
             self._sort_in()
-            fitting = size if size in self._free else min(
-                (kept for kept in self._free if size <= kept <= size * ROOM), default=0)
+            fitting = size if self._free.get(size) else min(
+                (kept for kept, regions in self._free.items()
+                 if size <= kept <= size * ROOM and regions), default=0)
             region = self._pull(fitting, -1) if fitting else None
-        return _block_type(fitting or size).on(region or _map(size), self)
+        return _block_type(fitting or size).on(region or self._map(size), self)
 
     def give(self, region: mmap.mmap, size: int) -> None:
-        """Never waits: a tensor can die in the middle of anything, even of `take`."""
+        """A tensor can die in the middle of anything, even of `take`: then that sorts it in."""
         self._returned.append((region, size))
-        if self._lock.acquire(blocking=False):  # else the next to hold it sorts in
-            try:
+        if not self._lock.locked():
+            with self._lock:
                 self._sort_in()
-            finally:
-                self._lock.release()
+
+    def give_back(self) -> int:
+        """Free blocks return to the system; how many bytes they had."""
+        with self._lock:
+            self._sort_in()
+            freed = self._count()
+            self._free.clear()
+            self.kept = 0
+        return freed
+
+    def _map(self, size: int) -> mmap.mmap:
+        try:
+            return _map(size)
+        except (OSError, MemoryError):
+            freed = self.give_back()
+        try:
+            return _map(size)
+        except (OSError, MemoryError) as problem:
+            raise OutOfMemory(
+                f"{size / MB:.0f} MB asked for, which the system refuses ({problem}), also after "
+                f"{freed / MB:.0f} MB of free blocks were given back; needs a smaller batch, "
+                "tilewise.set_memory_limit(weights=...) with less for prepared weights, or a "
+                "higher limit of the process (ulimit -v) or container") from problem
 
     def _sort_in(self) -> None:
         """What was returned joins the free blocks; the least recently used above the limit go."""
         while self._returned:
             region, size = self._returned.popleft()
+            self.kept += size  # first: an interrupt may leave it too high, which _count mends
             self._free.setdefault(size, []).append(region)
             self._free.move_to_end(size)
-            self.kept += size
-        while self.kept > self._limit:
-            self._pull(next(iter(self._free)), 0)
+        if self.kept > self._limit:
+            self._count()
+            while self.kept > self._limit:
+                self._pull(next(size for size, regions in self._free.items() if regions), 0)
 
     def _pull(self, size: int, place: int) -> mmap.mmap:
-        regions = self._free[size]
-        region = regions.pop(place)
-        if not regions:
-            del self._free[size]
+        region = self._free[size].pop(place)
         self.kept -= size
         return region
+
+    def _count(self) -> int:
+        """The bytes that are kept, counted anew."""
+        for size in [size for size, regions in self._free.items() if not regions]:
+            del self._free[size]
+        self.kept = sum(size * len(regions) for size, regions in self._free.items())
+        return self.kept
 
 
 def _size_class(size: int) -> int:

@@ -12,7 +12,16 @@ from ...core.isa import ISA, Isa
 from ..matrix import DEPTH
 from . import amx, jit
 from .emit import Module
-from .threads import PARALLEL, THREADS, Frame, X, emit_entry, emit_region, parallel_address
+from .threads import (
+    PARALLEL,
+    THREADS,
+    Frame,
+    X,
+    emit_entry,
+    emit_region,
+    parallel_address,
+    run_entry,
+)
 
 TURNS = 20_000
 
@@ -55,7 +64,7 @@ def tile_runner(threads: int) -> tuple[Callable[[], None], float]:
     operations = 2.0 * amx.SIDE ** 2 * DEPTH * TURNS * amx.MOST ** 2 * threads
 
     def run(keep: torch.Tensor = data) -> None:
-        entry(ctypes.addressof(frame))
+        run_entry(entry, frame)
 
     return run, operations
 
@@ -68,4 +77,4 @@ def runner(isa: str, threads: int) -> tuple[Callable[[], None], float]:
     frame = Frame()
     frame[THREADS], frame[PARALLEL] = threads, parallel_address()
     operations = 2.0 * row.lanes * TURNS * 4 * (row.registers - 4) * threads
-    return (lambda: entry(ctypes.addressof(frame))), operations
+    return (lambda: run_entry(entry, frame)), operations

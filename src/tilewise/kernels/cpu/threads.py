@@ -14,8 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from llvmlite import ir
 
+from ...core.apart import apart
 from . import amx
 from .emit import I32, I64, PTR, VOID, Function, Index, Module, Pointer
 
@@ -110,7 +112,6 @@ class _Runtime:
     """Which function starts a parallel region in this process."""
 
     def __init__(self) -> None:
-        self.library: ctypes.CDLL | None = None  # keeps the library loaded
         self.pool = _PARALLEL(_run_on_python_threads)  # keeps the callback alive
         self.address = 0
         if hasattr(os, "register_at_fork"):
@@ -119,8 +120,7 @@ class _Runtime:
     def start(self) -> int:
         """The address; libgomp is looked for at the first call, when torch is there."""
         if not self.address:
-            self.library = _loaded_openmp()
-            self.address = _address(getattr(self.library, "GOMP_parallel", self.pool))
+            self.address = _address(_openmp_of_torch() or self.pool)
         return self.address
 
     def after_fork(self) -> None:
@@ -132,14 +132,13 @@ def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _loaded_openmp() -> ctypes.CDLL | None:
-    """The libgomp that torch brought into this process."""
-    try:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    paths = {line.split(maxsplit=5)[5] for line in maps if "libgomp" in line}
-    return ctypes.CDLL(min(paths)) if paths else None
+def _openmp_of_torch() -> Any:
+    """GOMP_parallel as torch's calls reach it; other packages bring libraries of their own."""
+    own = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    for library in (None, own):  # the loader's order: what all share, then its own
+        with suppress(OSError, AttributeError):
+            return ctypes.CDLL(library).GOMP_parallel
+    return None
 
 
 def _run_on_python_threads(region: int, frame: int, threads: int, _flags: int) -> None:
@@ -156,6 +155,7 @@ def _run_on_python_threads(region: int, frame: int, threads: int, _flags: int) -
 
 
 _RUNTIME = _Runtime()  # made at import: a fork may come before the first call
+_POOL = _address(_RUNTIME.pool)
 
 
 def parallel_address() -> int:
@@ -163,6 +163,16 @@ def parallel_address() -> int:
     return _RUNTIME.start()
 
 
+def run_entry(entry: Callable[[int], None], frame: Any) -> None:
+    """Call a kernel; its frame says on how many threads."""
+    address = ctypes.addressof(frame)
+    if frame[PARALLEL] == _POOL and frame[THREADS] > 1:
+        # an interrupt would be lost in the callback from C, and with it a part of the work
+        apart(lambda: entry(address))
+    else:
+        entry(address)
+
+
 def uses_openmp() -> bool:
     """Whether that function is torch's libgomp."""
-    return parallel_address() != _address(_RUNTIME.pool)
+    return parallel_address() != _POOL
