@@ -66,10 +66,11 @@ class Lru(Generic[T]):
             finally:
                 self._lock.release()
 
-    def held(self) -> list[Hashable]:
+    def items(self) -> list[tuple[Hashable, T]]:
+        """All entries, the least recently used first."""
         with self._lock:
             self._bury()
-            return list(self._entries)
+            return [(key, value) for key, (value, _) in self._entries.items()]
 
     def clear(self) -> None:
         with self._lock:
