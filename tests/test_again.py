@@ -18,7 +18,7 @@ from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewise.core.errors import InvalidProblem
-from tilewise.frontend.again import Again
+from tilewise.frontend.again import CALLS
 from tilewise.frontend.nn import Block
 from tilewise.frontend.ops import ENGINE, conv2d
 from tilewise.frontend.sharing import noted
@@ -34,16 +34,16 @@ def without_gradients() -> Any:
 
 @pytest.fixture
 def repeated(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each call of an Again: whether it gave a result."""
+    """Of each call of a Block: whether nothing had to be looked up."""
     found: list[bool] = []
-    call = Again.__call__
 
-    def noted(self: Again, *args: Any) -> Tensor | None:
-        y = call(self, *args)
-        found.append(y is not None)
-        return y
+    def before(name: str, note: Callable[[], object]) -> None:
+        run = getattr(Block, name)
+        monkeypatch.setattr(Block, name, lambda *args: (note(), run(*args))[1])
 
-    monkeypatch.setattr(Again, "__call__", noted)
+    before("forward", lambda: found.append(True))
+    for name in ("_remembered", "_anew"):
+        before(name, lambda: found.__setitem__(-1, False))
     return found
 
 
@@ -220,7 +220,12 @@ def test_settings(repeated: list[bool]) -> None:
         assert plans[0].target.threads == 1
         torch.set_float32_matmul_precision("medium")
         block(x)
-        assert repeated[-2:] == [False, True], "planned anew, then made"
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+        with noted() as plans:
+            block(x)
+        assert plans[0].target.threads == threads
+        assert repeated == [False, False, False, True], "the first setting is still remembered"
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision("highest")
@@ -316,17 +321,103 @@ def test_what_the_caches_let_go_is_not_held() -> None:
     MADE.limit = 0
     assert before > 0
     assert MADE.total == 0
-    assert block._last[1]._made() is None
+    assert [again._made() for again in block._calls._known.values()] == [None]
     assert torch.equal(block(x), y)
     MADE.limit = limit
     block(x)
     ENGINE.executables.clear()
-    assert block._last[1]._executable() is None
+    assert [again._executable() for again in block._calls._known.values()] == [None]
     assert torch.equal(block(x), y)
 
 
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what is asked of the caches from now on."""
+    seen: list[str] = []
+    for name, cache in (("executables", ENGINE.executables), ("weights", MADE)):
+        get = cache.get
+        monkeypatch.setattr(cache, "get",
+                            lambda key, name=name, get=get: seen.append(name) or get(key))
+    return seen
+
+
+@pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
+def test_calls_in_turns_are_all_remembered(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes, batches, layouts and residuals; as threads with shapes of their own mix them."""
+    conv, after = parts(norm=norm)
+    block, images = Block(conv, after, "relu"), [
+        image(), image(size=7), image(batch=3), image().contiguous()]
+    calls = [(x, residual) for x in images for residual in (None, torch.ones_like(x))]
+    seen, results = lookups(monkeypatch), [block(*call) for call in calls]
+    assert len(seen) == 2 * len(calls), "an executable and a weight each, once"
+    for _ in range(3):
+        for call, expected in zip(calls, results):
+            assert torch.equal(block(*call), expected)
+    assert len(seen) == 2 * len(calls)
+
+
+def test_the_least_recently_used_call_is_forgotten(repeated: list[bool]) -> None:
+    block, images = Block(*parts(), "relu"), [image(size=size) for size in range(4, 5 + CALLS)]
+    for x in (*images[:-1], images[0], images[-1]):  # one more than it remembers
+        block(x)
+        assert len(block._calls) <= CALLS
+    repeated.clear()
+    for x in (images[0], *images[2:], images[1]):
+        block(x)
+    assert repeated == [True] * CALLS + [False]
+
+
+def test_lists_as_parameters() -> None:
+    """No key of a dict: such calls are not remembered, and still right."""
+    conv, after = parts()
+    block, x = Block(conv, after, "relu"), image()
+    conv.stride = [2, 2]
+    for _ in range(2):
+        assert_close(block(x), theirs(conv, after, x))
+    assert len(block._calls) == 0
+
+
+def test_a_setting_that_another_thread_changes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was planned for one precision is not remembered for the other."""
+    block, x = Block(*parts(), "relu"), image()
+    remembered = Block._remembered
+
+    def interrupted(*args: Any) -> Any:
+        torch.set_float32_matmul_precision("medium")
+        return remembered(*args)
+
+    monkeypatch.setattr(Block, "_remembered", interrupted)
+    try:
+        block(x)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert len(block._calls) == 0
+
+
+def test_threads_with_a_number_of_threads_of_their_own() -> None:
+    """Torch's setting is each thread's own once it has set it."""
+    block, x, wrong = Block(*parts(), "relu"), image(), []
+    y = block(x)
+
+    def serve(count: int) -> None:
+        torch.set_num_threads(count)
+        with torch.no_grad():
+            wrong.extend(count for _ in range(30) if not torch.equal(block(x), y))
+
+    before, counts = torch.get_num_threads(), (1, 2, 3)
+    threads = [threading.Thread(target=serve, args=(count,)) for count in counts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.set_num_threads(before)  # also that of threads to come
+    assert not wrong
+    planned = {settings[0]: again._executable().plan.target.threads
+               for (_, settings, *_), again in block._calls._known.items()}
+    assert planned == {count: count for count in {before, *counts}}
+
+
 def test_several_threads() -> None:
-    """Each with images of its own size, so that they replace what the others remember."""
+    """Each with images of its own size, more of them than the block remembers."""
     conv, after = parts()
     block, wrong = Block(conv, after, "relu"), []
 
@@ -338,7 +429,7 @@ def test_several_threads() -> None:
                 if not torch.allclose(block(x), expected, atol=1e-4):
                     wrong.append(size)
 
-    threads = [threading.Thread(target=serve, args=(size,)) for size in (6, 9, 9, 12)]
+    threads = [threading.Thread(target=serve, args=(size,)) for size in (9, *range(4, 13))]
     for thread in threads:
         thread.start()
     for thread in threads:

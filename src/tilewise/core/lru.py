@@ -63,10 +63,11 @@ class Lru(Generic[T]):
             with self._lock:
                 self._bury()
 
-    def held(self) -> list[Hashable]:
+    def items(self) -> list[tuple[Hashable, T]]:
+        """All entries, the least recently used first."""
         with self._lock:
             self._bury()
-            return list(self._entries)
+            return [(key, value) for key, (value, _) in self._entries.items()]
 
     def clear(self) -> None:
         with self._lock:

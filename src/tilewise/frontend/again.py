@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,33 +17,68 @@ from ..runtime.executable import Executable
 from ..runtime.weights import Made
 
 PLAIN = (Tensor, Parameter)  # whose calls nobody overrides
+CALLS = 8  # that a block remembers
+_clock = count()
 
 
 class Again:
     """again(sources, x, bias, residual): the result, or None if something is not as it was then.
 
-    `sources` are the tensors that the weight was made from; with `folded`, the bias as well. The
-    call holds on to nothing that the caches of executables and weights let go.
+    Operands have the forms, and torch the settings, that they had then: see `Calls`. `sources` are
+    the tensors that the weight was made from; with `folded`, the bias as well. The call holds on
+    to nothing that the caches of executables and weights let go.
     """
 
-    def __init__(self, engine: Engine, executable: Executable, made: Made, folded: bool,
-                 *operands: Tensor | None) -> None:
-        self._engine, self._folded = engine, folded
+    def __init__(self, engine: Engine, executable: Executable, made: Made, folded: bool) -> None:
+        self._engine, self._folded, self.used = engine, folded, 0
         self._executable, self._made = weakref.ref(executable), weakref.ref(made)
-        self._forms, self._settings = tuple(map(form, operands)), _settings()
 
     def __call__(self, sources: Sequence[Tensor | None], x: Tensor, bias: Tensor | None,
                  residual: Tensor | None) -> Tensor | None:
         executable, made = self._executable(), self._made()
-        if (executable is None or made is None or torch.is_grad_enabled()
-                or not is_unwatched(x, bias, residual) or is_transformed()
-                or torch._C._is_any_autocast_enabled()
-                or self._forms != (form(x), form(bias), form(residual))
-                or self._settings != _settings() or not made.is_of(sources)):
+        if executable is None or made is None or not made.is_of(sources):
             return None
         self._engine.tell(executable.plan)
         weight, bias = made.value if self._folded else (made.value, bias)
         return executable(x, weight, bias, residual)
+
+
+class Calls:
+    """The last few calls by all that they depend on; the least recently used goes first.
+
+    Several threads may share it. There is no lock: every step is one operation of a dict, and a
+    call that another thread pushed out meanwhile is looked up anew.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Again] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, key: Hashable) -> Again | None:
+        try:
+            again = self._known.get(key)
+        except TypeError:  # a list among the modules' settings
+            return None
+        if again is not None:
+            again.used = next(_clock)
+        return again
+
+    def keep(self, key: Hashable, again: Again) -> None:
+        again.used = next(_clock)
+        try:
+            self._known[key] = again
+        except TypeError:
+            return
+        while len(known := self._known.copy()) > CALLS:
+            self._known.pop(min(known, key=lambda key: known[key].used), None)
+
+
+def can_repeat(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> bool:
+    """Whether torch is in no mode that a repeated call would miss."""
+    return not (torch.is_grad_enabled() or not is_unwatched(x, bias, residual)
+                or is_transformed() or torch._C._is_any_autocast_enabled())
 
 
 def form(tensor: Tensor | None) -> object:
@@ -50,7 +86,8 @@ def form(tensor: Tensor | None) -> object:
     return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def _settings() -> tuple[Any, ...]:
+def settings() -> tuple[Any, ...]:
+    """Torch's, which plans depend on."""
     return torch.get_num_threads(), torch.get_float32_matmul_precision()
 
 

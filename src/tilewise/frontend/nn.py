@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..core.errors import TilewiseError
 from ..runtime.weights import Norm, fold
-from .again import Again
+from .again import Again, Calls, can_repeat, form, settings
 from .ops import call_again, conv2d, conv2d_norm
 from .options import options_of, output_shape
 
@@ -48,31 +48,43 @@ class Block(nn.Module):
         super().__init__()
         self._parts = (conv, norm)  # in a tuple, and so not in the state_dict
         self.activation, self.pool, self.max_error = activation, pool, max_error
-        self._last: tuple[Any, Again | None] | None = None  # what was asked for, and the call
+        self._calls = Calls()
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if torch.compiler.is_compiling():
             return self._anew(x, residual)
-        y = self._repeated(x, residual)
-        if y is not None:
-            return y
-        self._last = self._asks(), self._remembered(x, residual)
-        y = self._repeated(x, residual)
+        conv, norm = self._parts
+        bias = conv._parameters.get("bias") if norm is None else None
+        if not can_repeat(x, bias, residual):
+            return self._anew(x, residual)
+        key = self._key(x, bias, residual)
+        again = self._calls.find(key)
+        y = None if again is None else again(self._sources(), x, bias, residual)
+        return self._first(key, x, bias, residual) if y is None else y
+
+    def _first(self, key: object, x: Tensor, bias: Tensor | None,
+               residual: Tensor | None) -> Tensor:
+        """A call that is not remembered, or not valid any more; the next can be repeated."""
+        again = self._remembered(x, residual)
+        if again is None or key != self._key(x, bias, residual):  # changed by another thread
+            return self._anew(x, residual)
+        self._calls.keep(key, again)
+        y = again(self._sources(), x, bias, residual)
         return self._anew(x, residual) if y is None else y
 
-    def _repeated(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
-        """As the last time, if nothing has changed since."""
-        asked, again = self._last or (None, None)
-        if again is None or asked != self._asks():
-            return None
+    def _key(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> tuple[Any, ...]:
+        """All that a call depends on besides the values of tensors."""
+        return self._asks(), settings(), form(x), form(bias), form(residual)
+
+    def _sources(self) -> tuple[Tensor | None, ...]:
+        """The tensors that the prepared weight is made from."""
         conv, norm = self._parts
         own = conv._parameters.get  # as attributes they would be searched for
         if norm is None:
-            return again((own("weight"),), x, own("bias"), residual)
+            return (own("weight"),)
         values, statistics = norm._parameters.get, norm._buffers.get
-        sources = (own("weight"), own("bias"), statistics("running_mean"),
-                   statistics("running_var"), values("weight"), values("bias"))
-        return again(sources, x, None, residual)
+        return (own("weight"), own("bias"), statistics("running_mean"),
+                statistics("running_var"), values("weight"), values("bias"))
 
     def _asks(self) -> tuple[Any, ...]:
         """What the modules say now; they may be changed like any other."""
@@ -100,7 +112,7 @@ class Block(nn.Module):
                               activation=self.activation, pool=self.pool)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}  # neither copied nor saved
+        return {**self.__dict__, "_calls": Calls()}  # neither copied nor saved
 
     def own(self) -> None:
         """Replace the parts by one convolution of its own, the norm folded in for good."""

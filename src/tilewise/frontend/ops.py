@@ -100,9 +100,9 @@ def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     find: Any = _executable
     executable = find(x, weight, shift, residual, *options, None, max_error)
     if norm is None:
-        return Again(ENGINE, executable, prepared(weight, executable), False, x, bias, residual)
+        return Again(ENGINE, executable, prepared(weight, executable), False)
     made = prepared_with_norm(weight, bias, norm, executable)
-    return Again(ENGINE, executable, made, True, x, None, residual)
+    return Again(ENGINE, executable, made, True)
 
 
 def _can_fold(weight: Tensor, norm: Norm) -> bool:

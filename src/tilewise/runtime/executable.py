@@ -33,7 +33,7 @@ class Executable:
         self._scratch = algorithm.workspace(p, t, s)
         wrap = self._with_tensors if algorithm.takes == "tensors" else self._with_addresses
         self._run = wrap(built)
-        self._layout = LAYOUTS[p.layout]
+        self._layout, self._of_weight = LAYOUTS[p.layout], p.direction == "backward_weight"
         self._after = tuple(None if name == "mask" else _step(name, plan) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size; a string hashes once
         form = algorithm.weight_form(s)
@@ -44,7 +44,7 @@ class Executable:
     def prepare(self, weight: Tensor) -> Any:
         """The weight as the kernel wants it."""
         weight = weight.detach()
-        if self.plan.problem.direction == "backward_weight":
+        if self._of_weight:
             return weight
         if self.plan.mirrors:
             weight = mirror(weight, self.plan.problem.groups)
@@ -53,10 +53,9 @@ class Executable:
 
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None,
                  residual: Tensor | None) -> Tensor:
-        layout = self._layout
-        x = x.contiguous(memory_format=layout)
-        if self.plan.problem.direction == "backward_weight":
-            return self._run(x, weight.contiguous(memory_format=layout), None, None, None)
+        if self._of_weight:
+            x, weight = (t.contiguous(memory_format=self._layout) for t in (x, weight))
+            return self._run(x, weight, None, None, None)
         return self.masked(x, weight, bias, residual)[0]
 
     def masked(self, x: Tensor, weight: Any, bias: Tensor | None,

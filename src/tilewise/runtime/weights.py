@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..core.lru import Lru
 from ..kernels.cpu.fingerprint import Fingerprint
 from .executable import Executable
+from .forms import Forms
 
 DEFAULT_LIMIT = 2 << 30
+FOLDED = 1 << 16  # values in float64 at a time: what malloc was asked for once, it keeps
 # of a batch norm: mean, variance, scale, shift, eps
 Norm = tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]
 
@@ -25,6 +28,7 @@ def _count_step(*_: object) -> None:
 
 
 _steps = 0  # of all optimizers
+_clock = count()
 register_optimizer_step_post_hook(_count_step)
 
 
@@ -43,8 +47,10 @@ class Made:
         self._fingerprint = Fingerprint([(t.data_ptr(), t.numel()) for t in tensors if t.is_cpu])
         self._sample, self._step = self._fingerprint.read(), _steps
         self.value: Any = None
+        self.used = next(_clock)
 
     def is_of(self, sources: Sequence[Tensor | None]) -> bool:
+        self.used = next(_clock)  # also by calls that are repeated without a look-up
         tensors = [tensor for tensor in sources if tensor is not None]
         if self._step != _steps or len(tensors) != len(self._places):
             return False
@@ -76,6 +82,7 @@ def can_change_unnoticed(tensor: Tensor | None) -> bool:
 
 
 MADE: Lru[Made] = Lru(DEFAULT_LIMIT, weigh=Made.bytes)
+_FORMS = Forms(MADE)
 
 
 def made(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Made:
@@ -90,7 +97,7 @@ def made(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Made
         return entry
     entry = Made(sources, lambda _: MADE.drop(key))
     entry.value = make()
-    return MADE.put(key, entry)
+    return _FORMS.put(key, entry)
 
 
 def prepared(weight: Tensor, executable: Executable) -> Made:
@@ -112,7 +119,7 @@ def prepared_with_norm(weight: Tensor, bias: Tensor | None, norm: Norm,
 
 def forget(weight: Tensor) -> None:
     """Let go of all that was made from a weight: it is about to change."""
-    for key in MADE.held():
+    for key, _ in MADE.items():
         if isinstance(key, tuple) and id(weight) in key[1:]:
             MADE.drop(key)
 
@@ -126,5 +133,8 @@ def fold(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
     offset = -mean.double() if bias is None else bias.double() - mean.double()
     offset = offset * factor
     offset = offset if shift is None else offset + shift.double()
-    whole = weight.double() * factor[:, None, None, None]
-    return whole.to(weight.dtype), offset.to(weight.dtype)
+    whole, rows = torch.empty_like(weight), max(1, FOLDED // max(1, weight[:1].numel()))
+    for part, values, by in zip(whole.split(rows), weight.split(rows), factor.split(rows),
+                                strict=True):
+        part.copy_(values.double() * by[:, None, None, None])
+    return whole, offset.to(weight.dtype)

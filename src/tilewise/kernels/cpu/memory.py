@@ -23,14 +23,22 @@ SMALL = 512 << 10  # below this, torch's own allocator is as good
 HUGE_PAGE = 2 << 20
 DEFAULT_LIMIT = 2 << 30
 ROOM = 1.5  # a free block may be this much larger than what is asked for
+PATIENCE = 512  # a block goes when so many others were taken since it came back
+SWEEP = 64  # takes between two looks for such blocks
 
 
 class Pool:
-    """Free blocks by size; `limit` bounds the bytes it keeps for later."""
+    """Free blocks by size; `limit` bounds the bytes it keeps for later.
+
+    Blocks that nobody takes any more go. Where their size is asked for again, it was too early:
+    the patience with that size doubles.
+    """
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit, self.kept = limit, 0
-        self._free: OrderedDict[int, list[mmap.mmap]] = OrderedDict()
+        self._free: OrderedDict[int, list[tuple[mmap.mmap, int]]] = OrderedDict()  # and since when
+        self._takes, self._gone = 0, set[int]()
+        self._patience: dict[int, int] = {}  # of sizes for which it is more than usual
         self._returned: deque[tuple[mmap.mmap, int]] = deque()
         self._lock = fork_safe_lock()
 
@@ -53,6 +61,12 @@ class Pool:
                 (kept for kept, regions in self._free.items()
                  if size <= kept <= size * ROOM and regions), default=0)
             region = self._pull(fitting, -1) if fitting else None
+            if not fitting and size in self._gone:
+                self._gone.discard(size)
+                self._patience[size] = 2 * self._patience.get(size, PATIENCE)
+            self._takes += 1
+            idle = self._pull_idle() if self._takes % SWEEP == 0 else []
+        del idle  # unmapped outside of the lock
         return _block_type(fitting or size).on(region or self._map(size), self)
 
     def give(self, region: mmap.mmap, size: int) -> None:
@@ -90,15 +104,25 @@ class Pool:
         while self._returned:
             region, size = self._returned.popleft()
             self.kept += size  # first: an interrupt may leave it too high, which _count mends
-            self._free.setdefault(size, []).append(region)
+            self._free.setdefault(size, []).append((region, self._takes))
             self._free.move_to_end(size)
         if self.kept > self._limit:
             self._count()
             while self.kept > self._limit:
                 self._pull(next(size for size, regions in self._free.items() if regions), 0)
 
+    def _pull_idle(self) -> list[mmap.mmap]:
+        """Blocks that were free for too long; of each size the first came back first."""
+        found = []
+        for size in list(self._free):
+            last = self._takes - self._patience.get(size, PATIENCE)
+            while self._free[size] and self._free[size][0][1] < last:
+                found.append(self._pull(size, 0))
+                self._gone.add(size)
+        return found
+
     def _pull(self, size: int, place: int) -> mmap.mmap:
-        region = self._free[size].pop(place)
+        region, _ = self._free[size].pop(place)
         self.kept -= size
         return region
 

@@ -1,0 +1,36 @@
+"""How many forms of one weight are kept: the last two, more where calls take turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.lru import Lru
+
+FEW, MANY = 2, 8
+
+
+class Forms:
+    """A cache under keys (form, *sources) whose entries say when they were last `used`.
+
+    Image sizes ask for different forms of a weight. Of those made from the same sources the `FEW`
+    last used stay. One that comes back after it went raises their number by one, up to `MANY`: so
+    sizes in turns soon find all of theirs.
+    """
+
+    def __init__(self, cache: Lru[Any], known: int = 4096) -> None:
+        self._cache = cache
+        self._gone: Lru[bool] = Lru(known)
+        self._allowed: Lru[int] = Lru(known)  # by sources
+
+    def put(self, key: tuple[object, ...], entry: Any) -> Any:
+        sources = key[1:]
+        allowed = self._allowed.get(sources) or FEW
+        if self._gone.get(key):
+            self._gone.drop(key)
+            allowed = self._allowed.put(sources, min(MANY, allowed + 1))
+        others = [(other.used, name) for name, other in self._cache.items()
+                  if isinstance(name, tuple) and name[1:] == sources and name != key]
+        for _, name in sorted(others, key=lambda pair: pair[0])[:max(0, len(others) + 1 - allowed)]:
+            self._cache.drop(name)
+            self._gone.put(name, True)
+        return self._cache.put(key, entry)
