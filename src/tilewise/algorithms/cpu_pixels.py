@@ -15,6 +15,7 @@ from .common import CpuAlgorithm, cpu_f32_forward, fits
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 VECTORS = (1, 2, 3, 4, 5, 6)
+NEAR, FAR = 2.0, 5.0  # cycles to read a value between those of other channels, by its row's size
 
 
 class CpuPixels(CpuAlgorithm):
@@ -56,7 +57,7 @@ class CpuPixels(CpuAlgorithm):
         tiles = p.n * p.groups * p.conv_h * strips * tiles_k
         # a pixel that is written in pieces travels more than once
         pieces = p.output_bytes / 3 if p.layout == "nhwc" and tiles_k > 1 else 0.0
-        cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t) + pieces
+        cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t, s) + pieces
         tasks = p.n * p.groups * math.ceil(p.conv_h / s.block_rows)
         return seconds(t, cycles, p.image_bytes, tasks, weights=p.weight_bytes)
 
@@ -69,10 +70,14 @@ def _turn(p: Problem, t: Target, channels: float) -> float:
     return width * math.log2(width) + 1.5 * (width if width == p.k else t.lanes)
 
 
-def _unpack(p: Problem, t: Target) -> float:
-    """Cycles to bring the input into planes."""
-    neighbours = p.layout == "nchw" or p.c == 1
-    return p.n * p.c * p.padded_h * p.padded_w * (2 / t.lanes if neighbours else 1.3)
+def _unpack(p: Problem, t: Target, s: Any) -> float:
+    """Cycles to bring the input into planes; blocks unpack the rows between them twice."""
+    blocks, between = math.ceil(p.conv_h / s.block_rows), max(0, p.span_h - p.stride[0])
+    values = p.n * p.c * (p.padded_h + (blocks - 1) * between) * p.padded_w
+    if p.layout == "nchw" or p.c == 1:
+        return values * 2 / t.lanes
+    # a row is read once for every channel
+    return values * (NEAR if 4 * p.c * p.w <= t.l1 else FAR)
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.algorithm import Algorithm
-from ..core.cost import CALL, traffic
+from ..core.cost import CALL, traffic, turn
 from ..core.errors import InvalidSchedule, NoAlgorithm, TilewiseError, UnknownAlgorithm
 from ..core.plan import Plan
 from ..core.problem import Problem
@@ -203,6 +203,13 @@ def _passes(plan: Plan) -> float:
     """Seconds of the passes before and after the kernel."""
     p, inner, t = plan.problem, plan.inner, plan.target
     written = inner.output_bytes  # an upper bound once it has been pooled
-    moved = {"residual": 3 * written, "to_" + p.layout: 2 * p.output_bytes}
-    total = sum(CALL + traffic(t, moved.get(step, 2 * written)) for step in plan.after)
-    return total + sum(CALL + traffic(t, 2 * p.input_bytes) for _ in plan.before)
+    rest = [step for step in plan.after if not step.startswith("to_")]
+    total = sum(CALL + traffic(t, (3 if step == "residual" else 2) * written) for step in rest)
+    if not plan.before:
+        return total
+    total += turn(t, inner.layout, p.n, p.c, p.h * p.w)
+    if p.epilogue.residual:
+        total += turn(t, inner.layout, p.n, p.k, p.conv_h * p.conv_w)
+    if p.direction == "backward_weight":
+        return total + turn(t, inner.layout, p.n, p.k, p.conv_h * p.conv_w)
+    return total + turn(t, p.layout, p.n, p.k, p.out_h * p.out_w)
