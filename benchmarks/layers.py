@@ -2,12 +2,14 @@
 
     python benchmarks/layers.py
     python benchmarks/layers.py deeplab patchify      # those whose names begin so
-    python benchmarks/layers.py --save times.jsonl    # every candidate's time, to fit costs to
     python benchmarks/layers.py -o layers.json
+    python benchmarks/layers.py --save times.jsonl    # every candidate's time, to fit costs to
+    python benchmarks/layers.py --fine times.jsonl > tests/layers.json
 
 Both get the same input and weight, in one layout, and make a fresh output in every call. The ratio
-is torch's least time over ours, of rounds in turns. A line of --save can be read by
-`benchmarks/planner.py --again`.
+is torch's least time over ours, of rounds in turns. `benchmarks/planner.py --again` reads what
+--save writes. --fine lists the algorithms that reach .9 of torch's, called in the same way, by the
+least times of some such files: a test asks estimates to choose one of them.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tilewise.frontend.ops import ENGINE
 from tilewise.planner.measure import interleaved
 from tilewise.runtime.engine import random_operands
 
+ENOUGH = 0.9  # of torch's speed
 LAYERS = {
     "stem resnet": "n1c3h224w224k64r7s7u2p3",
     "stem resnet, planes": "n1c3h224w224k64r7s7u2p3_nchw",
@@ -154,7 +157,7 @@ def candidates(name: str, target: Target, rounds: int) -> dict:
     found = {name_of(c.plan): c.plan for c in tilewise.explain(p, target=target).candidates
              if c.plan and c.algorithm != "reference"}
     least = min(plan.seconds for plan in found.values())
-    found = {key: plan for key, plan in found.items() if plan.seconds < 30 * least}
+    found = {key: plan for key, plan in found.items() if plan.seconds < 6 * least}
     torch_, _ = calls(p)
     runs = [torch_, *(ENGINE.start(plan) for plan in found.values())]
     first, *times = interleaved(runs, rounds, 0.0, 4)
@@ -164,14 +167,30 @@ def candidates(name: str, target: Target, rounds: int) -> dict:
             "measure": best, "estimate": name_of(ENGINE.plan(p, target))}
 
 
+def fine(paths: list[Path]) -> dict[str, list[str]]:
+    """By layer, the algorithms that were not slower than .9 of torch's."""
+    least: dict[str, dict[str, float]] = {}
+    for line in (line for path in paths for line in path.read_text().splitlines()):
+        row = json.loads(line)
+        known = least.setdefault(row["subject"], {})
+        for key, time in row["seconds"].items():
+            known[key] = min(time, known.get(key, time))
+    return {name: sorted(key for key, time in least[name].items()
+                         if ENOUGH * time <= least[name]["vendor"]) for name in LAYERS}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="beginnings of names; all without")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--save", type=Path, help="file for times of all candidates, a line each")
+    parser.add_argument("--fine", type=Path, nargs="+", help="such files: print what is fine")
     parser.add_argument("-o", "--output", type=Path, help="a result file to write")
     args = parser.parse_args()
+    if args.fine:
+        print(json.dumps(fine(args.fine), indent=1))
+        return
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     target = Target.host(threads=args.threads)
@@ -183,8 +202,8 @@ def main() -> None:
     for name in chosen:
         rows.append(compared(name, target, args.rounds))
         show(rows[-1])
-    slow = [row["subject"] for row in rows if row["ratio"] < 0.9]
-    print(f"{len(rows)} layers, {len(slow)} below .9 of torch: {'; '.join(slow)}")
+    slow = [row["subject"] for row in rows if row["ratio"] < ENOUGH]
+    print(f"{len(rows)} layers, {len(slow)} below {ENOUGH} of torch: {'; '.join(slow)}")
     if args.output:
         Result("layers", shlex.join(["python", *sys.argv]), date.today().isoformat(),
                machine.facts(args.threads), {"rounds": args.rounds}, rows).save(args.output)

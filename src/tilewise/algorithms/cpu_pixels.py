@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.algorithm import accumulation_error
-from ..core.cost import seconds, tile_cycles
+from ..core.cost import LINE, seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
@@ -15,6 +15,7 @@ from .common import CpuAlgorithm, cpu_f32_forward, fits
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 VECTORS = (1, 2, 3, 4, 5, 6)
+PLANES_FAR = 1.0  # cycles to read a value of planes that do not fit the second cache
 NEAR, FAR = 2.0, 5.0  # cycles to read a value between those of other channels, by its row's size
 
 
@@ -75,9 +76,10 @@ def _unpack(p: Problem, t: Target, s: Any) -> float:
     blocks, between = math.ceil(p.conv_h / s.block_rows), max(0, p.span_h - p.stride[0])
     values = p.n * p.c * (p.padded_h + (blocks - 1) * between) * p.padded_w
     if p.layout == "nchw" or p.c == 1:
-        return values * 2 / t.lanes
-    # a row is read once for every channel
-    return values * (NEAR if 4 * p.c * p.w <= t.l1 else FAR)
+        return values * (2 / t.lanes if 4 * p.c * p.h * p.w <= t.l2 else PLANES_FAR)
+    # a row is read once for every channel, and tasks of other groups need the same cache lines
+    near = 4 * p.c * p.w <= t.l1 and (p.groups == 1 or 4 * p.group_c >= LINE)
+    return values * (NEAR if near else FAR)
 
 
 @lru_cache(maxsize=4096)

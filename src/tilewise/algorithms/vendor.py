@@ -166,4 +166,4 @@ def _efficiency(p: Problem, t: Target) -> float:
         return min(0.65, 0.0185 * p.group_c * p.r * p.s) * full
     if p.groups > 1:
         return 0.6 * full
-    return (0.6 if p.group_c < t.lanes else 0.78) * full
+    return (0.6 if p.group_c < t.lanes else 0.82) * full

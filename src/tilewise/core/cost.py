@@ -9,6 +9,7 @@ from .target import Target
 CALL = 8e-6  # seconds to get from Python into a kernel and back
 REGION = 2e-6  # seconds to start a parallel region
 TURN, TURN_FAR = 4.0, 14.0  # cycles to move a value into another layout, near and far
+SHORT = 32  # products of a sum
 LINE = 64  # bytes that travel together
 
 
@@ -50,7 +51,7 @@ def tile_cycles(t: Target, rows: int, vectors: int, steps: int) -> float:
     """One register tile: bound by multiply-adds, by loads or by their latency."""
     multiplies = rows * vectors / t.row.units
     loads = (rows + vectors) / 2
-    latency = 4.0
+    latency = 4.0 if steps > SHORT else 2.0  # of a short sum, the next begins meanwhile
     slow = 1.0 if t.row.fma else 2.0
     return steps * slow * max(multiplies, loads, latency) * 1.04 + 2.0 * rows * vectors + 25
 
