@@ -145,7 +145,7 @@ def compared(name: str, target: Target, rounds: int) -> dict:
     """A layer's times, and what was chosen."""
     p = problem(name)
     plan = ENGINE.plan(p, target)
-    theirs, ours = interleaved(calls(p), rounds, 0.0, 3)
+    theirs, ours = interleaved(calls(p), rounds, 0.01, 4)
     return {"subject": name, "problem": str(p), "algorithm": name_of(plan),
             "estimate": plan.seconds, "torch": theirs.minimum, "tilewise": ours.minimum,
             "ratio": theirs.minimum / ours.minimum}
@@ -179,6 +179,12 @@ def fine(paths: list[Path]) -> dict[str, list[str]]:
                          if ENOUGH * time <= least[name]["vendor"]) for name in LAYERS}
 
 
+def as_lines(table: dict[str, list[str]]) -> str:
+    """JSON, a line a layer."""
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {json.dumps(names)}"
+                              for name, names in table.items()) + "\n}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="beginnings of names; all without")
@@ -189,7 +195,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="a result file to write")
     args = parser.parse_args()
     if args.fine:
-        print(json.dumps(fine(args.fine), indent=1))
+        print(as_lines(fine(args.fine)))
         return
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)

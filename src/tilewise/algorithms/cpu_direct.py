@@ -17,7 +17,6 @@ from .common import CpuAlgorithm, cpu_f32_forward, fits, on_matrix, products, st
 TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1, 2), (1, 1),
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
 ROWS = (1, 2, 4, 7, 8, 14, 16, 28)
-FAR = 9.0  # bytes a cycle that a core gets from the last cache
 GATHER = 8.0  # cycles to find the channels of a group in a pixel
 
 
@@ -141,11 +140,10 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     row_blocks = math.ceil(tile_rows / s.block_rows)
     overlap = 1 + (p.span_h - p.stride[0]) / max(1, s.block_rows * s.tile_h * p.stride[0])
     read = max(1.0, overlap) * s.k_parts
-    packed = p.input_bytes * read / 16 if any(p.padding) else 0
+    packed = 4 * p.n * p.c * p.padded_h * p.padded_w * read / 16 if any(p.padding) else 0
     if p.groups > 1:
         packed += GATHER * p.n * p.groups * p.h * p.w * read
-    # weights pass once for every block
-    stream = p.weight_bytes * p.n * row_blocks / (2 * t.lanes if p.weight_bytes < t.l2 else FAR)
+    stream = p.weight_bytes * p.n * row_blocks / t.lanes / 2  # weights pass once for every block
     apart = p.output_bytes / 8 if s.k_parts > 1 else 0  # tasks write into each other's pixels
     tasks = p.n * p.groups * row_blocks * s.k_parts * s.split
     extra = 2 * p.output_bytes * s.split if s.split > 1 else 0
