@@ -69,6 +69,19 @@ def test_planes_of_images_beyond_the_second_cache_take_longer() -> None:
     assert turn(XEON, "nhwc", 1, 64, 224 ** 2) < far
 
 
+def test_gradients_turn_what_they_read_and_write() -> None:
+    """Forward, 64 planes are written, the slow way; the gradient of the input writes three."""
+    def passes(direction: str) -> float:
+        p = Problem.parse(f"n1c3h224w224k64r3s3p1_f32_{direction}")
+        planes, last = (Planner(ALGORITHMS).plan(p.with_(layout=layout), XEON,
+                                                 algorithm="cpu_direct").seconds
+                        for layout in ("nchw", "nhwc"))
+        return planes - last
+
+    assert passes("forward") > 2 * passes("backward_data")
+    assert passes("backward_data") > 0
+
+
 @pytest.mark.timing
 @pytest.mark.parametrize("name", WORST)
 def test_worst_layers(name: str) -> None:
