@@ -17,6 +17,7 @@ from .common import CpuAlgorithm, cpu_f32_forward, fits, on_matrix, products, st
 TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1, 2), (1, 1),
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
 ROWS = (1, 2, 4, 7, 8, 14, 16, 28)
+GATHER = 8.0  # cycles to find the channels of a group in a pixel
 
 
 class CpuDirect(CpuAlgorithm):
@@ -95,11 +96,19 @@ def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule
     for vectors in (1, 2, 3, 4):
         if not fits(t, tile_h * tile_w, vectors) or (vectors - 1) * t.lanes >= p.group_k:
             continue
-        s = Schedule(tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=4, block_rows=1,
+        s = Schedule(tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=_unroll(p), block_rows=1,
                      block_cols=_most_cols(p, tile_w), split=1, k_parts=1,
                      streaming=streams(p, t) and p.group_k % t.lanes == 0, **on_matrix(t, 0))
         found.append(_with_blocks(p, t, s))
     return found
+
+
+def _unroll(p: Problem) -> int:
+    """Of few steps, a rest that is not unrolled takes longer than unrolling saves."""
+    steps = p.group_c * (p.s if p.dilation[1] == 1 else 1)
+    if steps % 4 == 0 or steps > 16:
+        return 4
+    return 2 if steps > 4 else 1
 
 
 def _with_blocks(p: Problem, t: Target, s: Any) -> Schedule:
@@ -130,7 +139,10 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     tiles = p.n * p.groups * tile_rows * tile_cols * k_vectors / s.vectors * s.split
     row_blocks = math.ceil(tile_rows / s.block_rows)
     overlap = 1 + (p.span_h - p.stride[0]) / max(1, s.block_rows * s.tile_h * p.stride[0])
-    packed = p.input_bytes * max(1.0, overlap) * s.k_parts / 16 if any(p.padding) else 0
+    read = max(1.0, overlap) * s.k_parts
+    packed = 4 * p.n * p.c * p.padded_h * p.padded_w * read / 16 if any(p.padding) else 0
+    if p.groups > 1:
+        packed += GATHER * p.n * p.groups * p.h * p.w * read
     stream = p.weight_bytes * p.n * row_blocks / t.lanes / 2  # weights pass once for every block
     apart = p.output_bytes / 8 if s.k_parts > 1 else 0  # tasks write into each other's pixels
     tasks = p.n * p.groups * row_blocks * s.k_parts * s.split

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.algorithm import accumulation_error
-from ..core.cost import seconds, tile_cycles
+from ..core.cost import LINE, seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
@@ -15,6 +15,8 @@ from .common import CpuAlgorithm, cpu_f32_forward, fits
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 VECTORS = (1, 2, 3, 4, 5, 6)
+PLANES_FAR = 1.0  # cycles to read a value of planes that do not fit the second cache
+NEAR, FAR = 2.0, 5.0  # cycles to read a value between those of other channels, by its row's size
 
 
 class CpuPixels(CpuAlgorithm):
@@ -56,7 +58,7 @@ class CpuPixels(CpuAlgorithm):
         tiles = p.n * p.groups * p.conv_h * strips * tiles_k
         # a pixel that is written in pieces travels more than once
         pieces = p.output_bytes / 3 if p.layout == "nhwc" and tiles_k > 1 else 0.0
-        cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t) + pieces
+        cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t, s) + pieces
         tasks = p.n * p.groups * math.ceil(p.conv_h / s.block_rows)
         return seconds(t, cycles, p.image_bytes, tasks, weights=p.weight_bytes)
 
@@ -69,10 +71,15 @@ def _turn(p: Problem, t: Target, channels: float) -> float:
     return width * math.log2(width) + 1.5 * (width if width == p.k else t.lanes)
 
 
-def _unpack(p: Problem, t: Target) -> float:
-    """Cycles to bring the input into planes."""
-    neighbours = p.layout == "nchw" or p.c == 1
-    return p.n * p.c * p.padded_h * p.padded_w * (2 / t.lanes if neighbours else 1.3)
+def _unpack(p: Problem, t: Target, s: Any) -> float:
+    """Cycles to bring the input into planes; blocks unpack the rows between them twice."""
+    blocks, between = math.ceil(p.conv_h / s.block_rows), max(0, p.span_h - p.stride[0])
+    values = p.n * p.c * (p.padded_h + (blocks - 1) * between) * p.padded_w
+    if p.layout == "nchw" or p.c == 1:
+        return values * (2 / t.lanes if 4 * p.c * p.h * p.w <= t.l2 else PLANES_FAR)
+    # a row is read once for every channel, and tasks of other groups need the same cache lines
+    near = 4 * p.c * p.w <= t.l1 and (p.groups == 1 or 4 * p.group_c >= LINE)
+    return values * (NEAR if near else FAR)
 
 
 @lru_cache(maxsize=4096)

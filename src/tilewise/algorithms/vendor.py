@@ -34,10 +34,12 @@ class Vendor(Algorithm):
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         if t.isa in GPUS:
             return _gpu_cost(p, t)
-        compute = p.flops / (t.peak * _efficiency(p, t))
+        # filters that are large, or far apart, see much padding, which oneDNN leaves out
+        compute = p.flops * p.share_inside / (t.peak * _efficiency(p, t))
         # it packs weights anew in every call
         memory = traffic(t, p.image_bytes + 2 * p.weight_bytes) + p.weight_bytes / t.bandwidth
-        return 18e-6 + max(compute, memory) + 0.3 * min(compute, memory)
+        turned = _turned(p, t) / t.hertz / t.threads
+        return 18e-6 + max(compute, memory) + 0.3 * min(compute, memory) + turned
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         return weight.contiguous(memory_format=_layout(p))
@@ -145,6 +147,14 @@ def _gpu_cost(p: Problem, t: Target) -> float:
     return 10e-6 + max(compute, memory) + 0.3 * min(compute, memory)
 
 
+def _turned(p: Problem, t: Target) -> float:
+    """Cycles to turn planes, which few of its kernels take, into blocks of channels and back."""
+    if p.layout == "nhwc" or p.dtype != "f32":
+        return 0.0
+    images = 0 if (p.r, p.s) == (1, 1) else p.input_bytes + p.output_bytes
+    return (images + 2.0 * max(0, p.weight_bytes - t.l2)) / 4
+
+
 def _efficiency(p: Problem, t: Target) -> float:
     """Share of the multiply-add limit that torch was seen to reach (benchmarks/planner.py)."""
     if p.dtype != "f32" or t.device == "cuda":
@@ -153,7 +163,7 @@ def _efficiency(p: Problem, t: Target) -> float:
         return min(0.35, 0.013 * p.r * p.s)
     full = p.group_k / t.lanes / math.ceil(p.group_k / t.lanes)  # lanes that have an output
     if p.group_c < 4:
-        return min(0.7, 0.03 * p.group_c * math.sqrt(p.r * p.s)) * full
+        return min(0.65, 0.0185 * p.group_c * p.r * p.s) * full
     if p.groups > 1:
-        return 0.6 * min(1.0, p.group_c / 32) * full
-    return (0.6 if p.group_c < t.lanes else 0.78) * full
+        return 0.6 * full
+    return (0.6 if p.group_c < t.lanes else 0.82) * full

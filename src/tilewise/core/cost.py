@@ -8,6 +8,9 @@ from .target import Target
 
 CALL = 8e-6  # seconds to get from Python into a kernel and back
 REGION = 2e-6  # seconds to start a parallel region
+TURN, TURN_FAR = 4.0, 14.0  # cycles to move a value into another layout, near and far
+SHORT = 32  # products of a sum
+LINE = 64  # bytes that travel together
 
 
 def seconds(t: Target, cycles: float, bytes_: float, tasks: int, regions: int = 1,
@@ -30,11 +33,25 @@ def traffic(t: Target, bytes_: float) -> float:
     return bytes_ / speed
 
 
+def turn(t: Target, layout: str, images: int, channels: int, pixels: int) -> float:
+    """Time of torch's pass that brings float images into a layout.
+
+    Planes are written one after the other. For each, the whole image passes: a cache line for
+    every value, from beyond the second cache if it does not fit.
+    """
+    bytes_ = 4 * images * channels * pixels
+    if t.device != "cpu" or channels == 1 or pixels == 1:
+        return CALL + traffic(t, 2 * bytes_)
+    far = layout == "nchw" and 4 * channels * pixels > t.l2
+    cycles = max(TURN, TURN_FAR * min(1.0, 4 * channels / LINE)) if far else TURN
+    return CALL + max(traffic(t, 2 * bytes_), bytes_ / 4 * cycles / t.hertz / t.threads)
+
+
 def tile_cycles(t: Target, rows: int, vectors: int, steps: int) -> float:
     """One register tile: bound by multiply-adds, by loads or by their latency."""
     multiplies = rows * vectors / t.row.units
     loads = (rows + vectors) / 2
-    latency = 4.0
+    latency = 4.0 if steps > SHORT else 2.0  # of a short sum, the next begins meanwhile
     slow = 1.0 if t.row.fma else 2.0
     return steps * slow * max(multiplies, loads, latency) * 1.04 + 2.0 * rows * vectors + 25
 

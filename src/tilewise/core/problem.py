@@ -214,6 +214,15 @@ class Problem:
         """Multiplications and additions of the direct method."""
         return 2 * self.n * self.conv_h * self.conv_w * self.k * self.group_c * self.r * self.s
 
+    @cached_property
+    def share_inside(self) -> float:
+        """The share of the direct method's products whose input is no padding."""
+        down = _taps_inside(self.h, self.conv_h, self.r, self.stride[0], self.padding[0],
+                            self.dilation[0])
+        across = _taps_inside(self.w, self.conv_w, self.s, self.stride[1], self.padding[2],
+                              self.dilation[1])
+        return down * across / (self.conv_h * self.r * self.conv_w * self.s)
+
     @property
     def input_bytes(self) -> int:
         return self.n * self.c * self.h * self.w * DTYPES[self.dtype]
@@ -257,6 +266,17 @@ class Problem:
     def parse(text: str) -> Problem:
         """The problem that prints as `text`."""
         return _parse(text)
+
+
+def _taps_inside(size: int, outputs: int, taps: int, stride: int, before: int,
+                 dilation: int) -> int:
+    """Pairs of an output and a tap along an axis that meet within the input."""
+    found = 0
+    for tap in range(taps):
+        offset = tap * dilation - before  # where the first output finds this tap
+        first = max(0, -(offset // stride))
+        found += max(0, min(outputs, (size - 1 - offset) // stride + 1) - first)
+    return found
 
 
 def _pair(letter: str, a: str, b: str, default: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.algorithm import Algorithm
-from ..core.cost import CALL, traffic
+from ..core.cost import CALL, traffic, turn
 from ..core.errors import InvalidSchedule, NoAlgorithm, TilewiseError, UnknownAlgorithm
 from ..core.plan import Plan
 from ..core.problem import Problem
@@ -201,8 +201,21 @@ def _offers(algorithm: Algorithm, p: Problem, t: Target, inner: Problem) -> list
 
 def _passes(plan: Plan) -> float:
     """Seconds of the passes before and after the kernel."""
-    p, inner, t = plan.problem, plan.inner, plan.target
-    written = inner.output_bytes  # an upper bound once it has been pooled
-    moved = {"residual": 3 * written, "to_" + p.layout: 2 * p.output_bytes}
-    total = sum(CALL + traffic(t, moved.get(step, 2 * written)) for step in plan.after)
-    return total + sum(CALL + traffic(t, 2 * p.input_bytes) for _ in plan.before)
+    written = plan.inner.output_bytes  # an upper bound once it has been pooled
+    rest = [step for step in plan.after if not step.startswith("to_")]
+    total = sum(CALL + traffic(plan.target, (3 if step == "residual" else 2) * written)
+                for step in rest)
+    return total + (_turns(plan) if plan.before else 0.0)
+
+
+def _turns(plan: Plan) -> float:
+    """Seconds to bring the operands into the kernel's layout, and the result back."""
+    p, t, layout = plan.problem, plan.target, plan.inner.layout
+    image, output = (p.c, p.h * p.w), (p.k, p.conv_h * p.conv_w)
+    read = {"forward": [image, output] if p.epilogue.residual else [image],
+            "backward_data": [output], "backward_weight": [image, output]}[p.direction]
+    total = sum(turn(t, layout, p.n, *shape) for shape in read)
+    if p.direction == "backward_weight":  # always (K, C, R, S)
+        return total
+    n, channels, height, width = p.result_shape
+    return total + turn(t, p.layout, n, channels, height * width)
