@@ -12,7 +12,6 @@ from tilewise.frontend import dynamo, layout
 from tilewise.models import lenet_a, resnet18
 from tilewise.runtime.weights import MADE
 
-
 LAYOUT = (layout.enter, dynamo.planes)
 
 

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.algorithm import EPS32, Algorithm
 from ..core.borders import CONSTANT, sources
+from ..core.lowrank import scaled
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 
 SIZES = (256, 512, 1024, 2048)
+
+
+class Spectrum(NamedTuple):
+    """Of a kernel divided by a power of two: those of large kernels would not fit into a float."""
+
+    values: Any
+    exponent: int
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes)
 
 
 class FilterFft(Algorithm):
@@ -47,9 +59,10 @@ class FilterFft(Algorithm):
     def prepare(self, p: Any, t: Target, s: Any, weight: Any) -> Any:
         import torch
 
-        kernel = torch.from_numpy(weight.copy())
-        return torch.fft.rfft2(kernel, (s.size, s.size)).conj().to(
-            torch.complex128 if p.work == "f64" else torch.complex64)
+        values, exponent = scaled(weight)
+        spectrum = torch.fft.rfft2(torch.from_numpy(values), (s.size, s.size)).conj()
+        return Spectrum(spectrum.to(torch.complex128 if p.work == "f64" else torch.complex64),
+                        exponent)
 
     def build(self, p: Any, t: Target, s: Any) -> Any:
         rows = sources(p.h, p.anchor[0], p.r - 1 - p.anchor[0], p.border)
@@ -89,12 +102,12 @@ def _along(x: Any, places: Any, axis: int) -> Any:
     return x.take(places, axis, mode="clip")
 
 
-def _correlate(block: Any, kernel: Any, size: int, shape: tuple[int, int]) -> Any:
+def _correlate(block: Any, kernel: Spectrum, size: int, shape: tuple[int, int]) -> Any:
     import torch
 
     spectrum = torch.fft.rfft2(torch.from_numpy(block), (size, size))
-    found = torch.fft.irfft2(spectrum.mul_(kernel), (size, size))
-    return found[:shape[0], :shape[1]].numpy()
+    found = torch.fft.irfft2(spectrum.mul_(kernel.values), (size, size))
+    return found[:shape[0], :shape[1]].mul_(2.0 ** kernel.exponent).numpy()
 
 
 def _store(to: Any, values: Any) -> None:

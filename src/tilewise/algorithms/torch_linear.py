@@ -17,6 +17,7 @@ class TorchLinear(Vendor):
     """Reads the weight, for more than a few rows also writes it packed and reads that."""
 
     name = "torch_linear"
+    kinds = ("matmul",)
 
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         compute = p.flops / t.peak

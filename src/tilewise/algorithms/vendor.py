@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.algorithm import Algorithm, accumulation_error
+from ..core.algorithm import Algorithm, accumulation_error, split_error
 from ..core.cost import traffic
 from ..core.gpu import GPUS
 from ..core.problem import DIRECTIONS, Problem
@@ -23,6 +23,8 @@ class Vendor(Algorithm):
     layouts = frozenset({"nhwc", "nchw"})
     baseline = True
     takes = "tensors"
+    # torch's precision settings that it follows: small convolutions are products of matrices
+    kinds: tuple[str, ...] = ("conv", "matmul")
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return []
@@ -30,6 +32,9 @@ class Vendor(Algorithm):
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         tf32 = p.dtype == "f32" and t.isa in GPUS and GPUS[t.isa].tf32 > 0  # cuDNN's default
         return accumulation_error(p.terms, p.dtype) + (1.5 * 2.0 ** -10 if tf32 else 0.0)
+
+    def error_as_set(self, p: Problem, t: Target, s: Schedule) -> float:
+        return self.error(p, t, s) + max(_lowered(p, t, self.kinds), default=0.0)
 
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         if t.isa in GPUS:
@@ -47,6 +52,19 @@ class Vendor(Algorithm):
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         return {"forward": _forward, "backward_data": _backward_data,
                 "backward_weight": _backward_weight}[p.direction](p)
+
+
+def _lowered(p: Problem, t: Target, kinds: tuple[str, ...]) -> list[float]:
+    """What each of torch's settings for CPUs that is in force adds to the error of float32."""
+    if p.dtype != "f32" or t.device != "cpu":
+        return []
+    import torch
+
+    from ..kernels.precision import lowered
+
+    has_tf32 = getattr(torch.cpu, "_is_amx_fp16_supported", lambda: False)()
+    added = {"bf16": split_error(1, p.terms), "tf32": 1.5 * 2.0 ** -10 if has_tf32 else 0.0}
+    return [added[value] for kind, value in lowered().items() if kind in kinds]
 
 
 def _layout(p: Problem) -> Any:

@@ -19,9 +19,18 @@ def rank_of(kernel: Any, work: str) -> int:
     """
     if not np.isfinite(kernel).all():
         return int(min(kernel.shape))
-    values = np.linalg.svd(kernel, compute_uv=False)
+    values = np.linalg.svd(scaled(kernel)[0], compute_uv=False)
     left = np.sqrt(np.cumsum(values[::-1] ** 2))[::-1]  # what is lost with this and all after it
     return max(1, int((left > TOLERANCE[work] * left[0]).sum()))
+
+
+def scaled(kernel: Any) -> tuple[Any, int]:
+    """The kernel with its largest entry between 1 and 2, and the power of two that makes it so.
+
+    Squares and long sums of its entries then fit into a float, whatever the kernel's scale.
+    """
+    exponent = int(np.frexp(np.abs(kernel).max())[1]) - 1
+    return np.ldexp(np.asarray(kernel, np.float64), -exponent), exponent
 
 
 def factors(kernel: Any, rank: int) -> tuple[Any, Any]:

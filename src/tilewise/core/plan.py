@@ -30,6 +30,7 @@ class Plan:
     seconds: float
     source: str  # estimate, measured or wisdom
     error: float
+    held: bool = False  # a caller's bound holds, whatever precision torch is set to
 
     @property
     def mirrors(self) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
 
+from ..kernels import precision
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import Made
@@ -88,7 +89,7 @@ def form(tensor: Tensor | None) -> object:
 
 def settings() -> tuple[Any, ...]:
     """Torch's, which plans depend on."""
-    return torch.get_num_threads(), torch.get_float32_matmul_precision()
+    return torch.get_num_threads(), precision.asked()
 
 
 def is_transformed() -> bool:

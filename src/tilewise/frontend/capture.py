@@ -93,8 +93,8 @@ class Capture:
         module = self.steps[node.target]  # type: ignore[index]
         if isinstance(module, Block | Linear):
             return module
-        if node.meta.get("opaque") or "forward" in module.__dict__ and not hasattr(
-                module.__dict__["forward"], "captures"):
+        if node.meta.get("opaque") or ("forward" in module.__dict__ and not hasattr(
+                module.__dict__["forward"], "captures")):
             return None
         return torch_module(module)
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
+from ..kernels import precision
 from ..runtime import masks
 from ..runtime.engine import Engine
 from ..runtime.weights import forget, prepared
@@ -34,7 +35,7 @@ def by_engine(engine: Engine, p: Problem, t: Target, grad: Tensor, x: Tensor, we
         forget(weight)  # a step follows, and prepared weights take several times their memory
 
     def run(direction: str, first: Tensor, second: Tensor) -> Tensor:
-        admitted = torch.get_float32_matmul_precision() if max_error is None else max_error
+        admitted = precision.asked() if max_error is None else max_error
         key = (direction, bare, t, admitted)
         executable = engine.executables.get(key)
         if executable is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from ..algorithms import LINEAR
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
+from ..kernels import precision
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import made
@@ -27,7 +29,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
     Torch's own where it is faster, or more exact than what its precision setting, or `max_error`,
     admits, and for everything but plain float32 tensors of a CPU without gradients, outside of
-    compilers. Torch follows its precision setting alone.
+    compilers. With `max_error`, torch keeps all bits of a float32; what a compiler or autograd
+    runs later follows its precision setting.
 
     >>> linear(torch.randn(2, 8), torch.randn(4, 8), activation="relu").shape
     torch.Size([2, 4])
@@ -36,7 +39,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     if _is_plain(x, weight, bias):
         run = _executable(x, weight, bias, activation, max_error)
     if run is None:
-        return then(F.linear(x, weight, bias), activation, 1)
+        held = max_error is not None and not torch.compiler.is_compiling()
+        with precision.full() if held else nullcontext():
+            y = F.linear(x, weight, bias)
+        return then(y, activation, 1)
     ready = made(run.weight_key, lambda: run.prepare(weight[:, :, None, None]), weight).value
     y = run(x.reshape(-1, x.shape[-1], 1, 1), ready, bias, None)
     return y.reshape(*x.shape[:-1], weight.shape[0])
@@ -99,7 +105,7 @@ def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str 
                 max_error: float | None) -> Executable | None:
     """What runs the call, or None where torch should."""
     key: Any = (x.numel() // x.shape[-1], weight.shape, bias is None, activation, max_error,
-                torch.get_num_threads(), torch.get_float32_matmul_precision())
+                torch.get_num_threads(), precision.asked())
     found = ENGINE.executables.get(key)
     if found is None:
         k, c = weight.shape

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ..algorithms import ALGORITHMS
 from ..core.errors import InvalidProblem
 from ..core.problem import Epilogue, Problem
+from ..kernels import precision
 from ..kernels.cpu.masks import pixel_bytes
 from ..runtime.engine import DTYPES, Engine
 from ..runtime.executable import Executable
@@ -202,7 +203,7 @@ def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor
     key = (form(x), form(weight), bias is None or bias.dtype,
            residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
            groups, activation, pool, algorithm, torch.get_num_threads(), x.device,
-           torch.get_float32_matmul_precision() if max_error is None else max_error, mask)
+           precision.asked() if max_error is None else max_error, mask)
     executable = ENGINE.executables.get(key)
     if executable is None:
         p = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, activation,

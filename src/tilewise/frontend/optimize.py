@@ -21,7 +21,6 @@ from .captured import arm, form_of, prepare
 from .guards import Guards, Refused
 from .linear import Linear
 from .nn import Block
-from .ops import ENGINE
 from .rehearsal import arguments_of, cloned, rehearsal, sharing_copy
 from .tracer import is_hooked
 from .tuning import tune

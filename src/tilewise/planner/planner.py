@@ -64,7 +64,8 @@ class Planner:
         if effort not in EFFORTS:
             raise TilewiseError(f"effort is {effort!r}, needs one of {', '.join(EFFORTS)}")
         if algorithm is not None:
-            return self._asked_for(p, t, self.algorithm(algorithm), schedule)
+            return self._asked_for(p, t, self.algorithm(algorithm), schedule,
+                                   _holds(max_error, bits))
         known = self._remembered(p, t, max_error, bits)
         if known is not None and effort != "exhaustive":
             return known
@@ -97,7 +98,7 @@ class Planner:
     def _learned(self, plans: Sequence[Plan], effort: str, max_error: float | None,
                  bits: int) -> Plan:
         """The fastest by measurement, and remembered."""
-        tried = [_plan(algorithm, plan.problem, plan.target, plan.inner, schedule)
+        tried = [_plan(algorithm, plan.problem, plan.target, plan.inner, schedule, plan.held)
                  for plan in plans for algorithm in [self.algorithm(plan.algorithm)]
                  for schedule in shortlist(algorithm, plan.inner, plan.target, effort,
                                            plan.schedule)]
@@ -117,8 +118,8 @@ class Planner:
         inner = inner_problem(algorithm, p)
         if algorithm.reject(inner, t) or not _is_legal(algorithm, inner, t, entry.schedule):
             return None
-        plan = replace(_plan(algorithm, p, t, inner, entry.schedule), source="wisdom",
-                       seconds=entry.seconds * p.n / max(1, bucket(p)))
+        plan = replace(_plan(algorithm, p, t, inner, entry.schedule, _holds(max_error, bits)),
+                       source="wisdom", seconds=entry.seconds * p.n / max(1, bucket(p)))
         return None if self._complaints(plan, max_error, bits) else plan
 
     def _is_baseline(self, plan: Plan) -> bool:
@@ -135,7 +136,7 @@ class Planner:
         return _offers(algorithm, p, common, answer.plan.inner)[answer.variant].seconds
 
     def _asked_for(self, p: Problem, t: Target, algorithm: Algorithm,
-                   schedule: Schedule | None) -> Plan:
+                   schedule: Schedule | None, held: bool) -> Plan:
         inner = inner_problem(algorithm, p)
         reasons = algorithm.reject(inner, t)
         if reasons:
@@ -143,7 +144,7 @@ class Planner:
         if schedule is not None and not _is_legal(algorithm, inner, t, schedule):
             raise InvalidSchedule(f"schedule {schedule} is not in the space of {algorithm.name} "
                                   f"for {inner}; algorithm.space(problem, target) lists it")
-        return _plan(algorithm, p, t, inner, schedule)
+        return _plan(algorithm, p, t, inner, schedule, held)
 
     def _answers(self, algorithm: Algorithm, p: Problem, t: Target, max_error: float | None,
                  bits: int) -> list[Candidate]:
@@ -151,7 +152,7 @@ class Planner:
         reasons = algorithm.reject(inner, t)
         if reasons:
             return [Candidate(algorithm.name, None, tuple(reasons))]
-        offers = _offers(algorithm, p, t, inner)
+        offers = _offers(algorithm, p, t, inner, _holds(max_error, bits))
         complaints = [self._complaints(plan, max_error, bits) for plan in offers]
         return [Candidate(algorithm.name, None, why, plan, i) if why
                 else Candidate(algorithm.name, plan, (), None, i)
@@ -184,18 +185,24 @@ def _is_legal(algorithm: Algorithm, inner: Problem, t: Target, schedule: Schedul
     return schedule in algorithm.space(inner, t)
 
 
+def _holds(max_error: float | None, bits: int) -> bool:
+    """Whether a caller bounds the error; torch's setting also asks for bits."""
+    return max_error is not None and not bits
+
+
 def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
-          schedule: Schedule | None) -> Plan:
+          schedule: Schedule | None, held: bool = False) -> Plan:
     if schedule is None:  # one for all batches of a bucket, so that they share a kernel
         schedule = algorithm.default(inner.with_(n=bucket(p)), t)
     plan = Plan(p, t, algorithm.name, algorithm.version, schedule, inner,
                 algorithm.cost(inner, t, schedule), "estimate",
-                algorithm.error(inner, t, schedule))
+                (algorithm.error if held else algorithm.error_as_set)(inner, t, schedule), held)
     return replace(plan, seconds=plan.seconds + _passes(plan))
 
 
-def _offers(algorithm: Algorithm, p: Problem, t: Target, inner: Problem) -> list[Plan]:
-    return [_plan(algorithm, p, t, inner, schedule)
+def _offers(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
+            held: bool = False) -> list[Plan]:
+    return [_plan(algorithm, p, t, inner, schedule, held)
             for schedule in algorithm.defaults(inner.with_(n=bucket(p)), t)]
 
 

@@ -13,6 +13,7 @@ from ..core.lru import Lru
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.target import Target
+from ..kernels import precision
 from ..kernels.cpu.jit import LLVM_VERSION
 from ..planner.planner import Planner
 from ..planner.wisdom import Wisdom, default_path
@@ -51,14 +52,14 @@ class Engine:
         if max_error is not None:
             return max_error
         table = GPU_PRECISIONS if t.device == "cuda" else PRECISIONS
-        return max(table[torch.get_float32_matmul_precision()], HALVES.get(p.dtype, 0.0))
+        return max(table[precision.asked()], HALVES.get(p.dtype, 0.0))
 
     def bits(self, max_error: float | None, p: Problem, t: Target) -> int:
         """The bits that products must keep: as torch's setting says, unless the caller bounds."""
         if max_error is not None or p.dtype in HALVES:
             return 0
         table = GPU_BITS if t.device == "cuda" else BITS
-        return table[torch.get_float32_matmul_precision()]
+        return table[precision.asked()]
 
     def load_wisdom(self, path: Path) -> int:
         """Merge a file of plans; what was planned without it is planned anew."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ..core.algorithm import Algorithm
 from ..core.plan import Plan
 from ..core.problem import ACTIVATIONS, Problem
+from ..kernels import precision
 from ..kernels.cpu import memory
 from . import masks
 from .pooling import max_pool
@@ -78,6 +79,8 @@ class Executable:
     def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
         p = self.plan.inner
         layout, strides = LAYOUTS[_result_layout(p)], _strides(p)
+        if self.plan.held and p.dtype == "f32":
+            call = precision.full()(call)
 
         def run(*operands: Any) -> Tensor:
             y = call(*operands[:4]).contiguous(memory_format=layout)
