@@ -154,7 +154,8 @@ def tree(model):
     return model(image()), len(list(model.modules()))
 
 
-@script(lambda: nn.Sequential(nn.Sequential(conv(), norm()), nn.Sequential(nn.ReLU(), row())), released=False)
+@script(lambda: nn.Sequential(nn.Sequential(conv(), norm()), nn.Sequential(nn.ReLU(), row())),
+        released=False)
 def nested_sequentials(model):
     return model(image()), getattr(model, "0")(image())
 

@@ -152,7 +152,7 @@ class Capture:
         expected = {(module, name) if value is not None else (None, None)
                     for name, value in values.items()}
         found = isinstance(module, nn.BatchNorm2d) and owners == expected
-        return module if found and options["eps"] == module.eps else None
+        return module if found and options["eps"] == getattr(module, "eps", None) else None
 
     def _put(self, chain: Chain, block: Any, args: tuple[Any, ...]) -> None:
         """A block in the place of a chain."""

@@ -57,9 +57,9 @@ class Captured:
         """The graph for these arguments, and the tensors among them."""
         if torch.compiler.is_dynamo_compiling() or torch._C._is_tracing() or is_transformed():
             return None, ()
-        if not kwargs and len(args) == 1 and type(args[0]) is Tensor:
-            key, leaves, tensors = 1, None, args
-        else:
+        key: Any = 1
+        tensors: Any = args
+        if kwargs or len(args) != 1 or type(args[0]) is not Tensor:
             leaves, spec = tree_flatten((args, kwargs))
             key, tensors = form_of(leaves, spec), [x for x in leaves if isinstance(x, Tensor)]
         if key is None:

@@ -16,7 +16,24 @@ IN_PLACE = {getattr(operator, name) for name in (
     "imatmul", "ilshift", "irshift", "iconcat", "setitem", "delitem")}
 STATISTICS = {"batch_norm", "instance_norm"}  # which may write to their second and third argument
 # results in memory of their own, by the names of functions and methods
-FRESH = set(["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "bilinear", "matmul", "mm", "bmm", "addmm", "einsum", "add", "sub", "mul", "div", "true_divide", "floor_divide", "truediv", "floordiv", "mod", "remainder", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "hardsigmoid", "hardtanh", "softplus", "softsign", "prelu", "glu", "logsigmoid", "clamp", "softmax", "log_softmax", "batch_norm", "layer_norm", "group_norm", "instance_norm", "local_response_norm", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "interpolate", "upsample", "grid_sample", "cat", "concat", "stack", "hstack", "vstack", "mean", "sum", "prod", "var", "std", "amax", "amin", "argmax", "argmin", "norm", "cumsum", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "isnan", "clone", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "tensor", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "bernoulli", "normal", "embedding", "one_hot", "scaled_dot_product_attention", "size", "dim", "numel", "stride", "item", "tolist", "is_contiguous", "convolve"])
+FRESH = {
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "linear", "bilinear", "matmul", "mm", "bmm", "addmm", "einsum", "add", "sub", "mul", "div",
+    "true_divide", "floor_divide", "truediv", "floordiv", "mod", "remainder", "pow", "neg",
+    "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "relu", "relu6",
+    "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "hardsigmoid",
+    "hardtanh", "softplus", "softsign", "prelu", "glu", "logsigmoid", "clamp", "softmax",
+    "log_softmax", "batch_norm", "layer_norm", "group_norm", "instance_norm",
+    "local_response_norm", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+    "adaptive_max_pool2d", "interpolate", "upsample", "grid_sample", "cat", "concat", "stack",
+    "hstack", "vstack", "mean", "sum", "prod", "var", "std", "amax", "amin", "argmax", "argmin",
+    "norm", "cumsum", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge",
+    "logical_and", "logical_or", "logical_not", "isnan", "clone", "zeros", "ones", "full",
+    "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "tensor",
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
+    "bernoulli", "normal", "embedding", "one_hot", "scaled_dot_product_attention", "size",
+    "dim", "numel", "stride", "item", "tolist", "is_contiguous", "convolve"}
 MODULES = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.Linear, nn.Bilinear,
            nn.GroupNorm, nn.LayerNorm, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh,
            nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.PReLU, nn.Mish,
@@ -119,8 +136,8 @@ class Effects:
             options = _named(node)
             if options.get("inplace"):
                 yield first
-            if name in STATISTICS and options.get("training", options.get("use_input_stats")) is not \
-                    False:
+            learns = options.get("training", options.get("use_input_stats"))
+            if name in STATISTICS and learns is not False:
                 yield from list(node.args[1:3])
                 yield from (node.kwargs.get(key) for key in ("running_mean", "running_var"))
             if options.get("max_norm") is not None:
@@ -205,8 +222,8 @@ def keeps_rank(node: fx.Node, module: Any) -> bool:
 
 
 def _is_dtype(args: list[Any]) -> bool:
-    return any(isinstance(arg, torch.dtype) or (isinstance(arg, fx.Node) and name_of(arg) == "dtype")
-               for arg in args)
+    return any(isinstance(arg, torch.dtype)
+               or (isinstance(arg, fx.Node) and name_of(arg) == "dtype") for arg in args)
 
 
 def depends_on_layout(node: fx.Node, module: Any = None) -> bool:
@@ -227,11 +244,12 @@ def is_random(node: fx.Node, module: Any = None) -> bool:
 
 
 # what torch's modules do, unless somebody makes them do something else
-FORWARDS = {kind: kind.forward for kind in vars(nn).values()
-            if isinstance(kind, type) and issubclass(kind, nn.Module)}
+FORWARDS: dict[type, Any] = {
+    kind: getattr(kind, "forward") for kind in vars(nn).values()  # noqa: B009
+    if isinstance(kind, type) and issubclass(kind, nn.Module)}
 
 
 def torch_module(module: Any) -> Any:
     """A module that does what its class does in torch."""
-    kind = type(module)
+    kind: Any = type(module)
     return module if FORWARDS.get(kind) is kind.forward else None

@@ -38,7 +38,7 @@ def snapshot(value: Any) -> Any:
         for item in value:
             snapshot(item)
         return value
-    if isinstance(value, FIXED) or isinstance(value, CODE):
+    if isinstance(value, (*FIXED, *CODE)):
         return value
     raise Refused(f"a {kind.__qualname__}, whose changes cannot be seen")
 

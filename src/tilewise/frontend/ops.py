@@ -334,7 +334,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 def _as_operator(run: Any) -> Any:
-    """Results that are no views: autograd refuses changes in place of views that it did not make."""
+    """Results that are no views: autograd refuses to change those in place that it did not make."""
 
     def impl(*args: Any) -> Any:
         found = run(*args)

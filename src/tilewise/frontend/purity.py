@@ -19,6 +19,7 @@ import types
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ class Facts:
         self.globals = list(_chains(steps))
         self.writes_nonlocal = any(step.opname == "STORE_DEREF" and step.argval in code.co_freevars
                                    for step in steps)
-        targets = [before.argval for before, step in zip(steps, steps[1:])
+        targets = [before.argval for before, step in pairwise(steps)
                    if step.opname in ("STORE_ATTR", "DELETE_ATTR")]
         self.writes_self = "self" in targets
         self.writes_others = any(target != "self" for target in targets)
@@ -173,7 +174,7 @@ class Facts:
         elif sum(name in CATCHES for name in names) > sum(name in WITHS for name in names):
             self.refusal = f"{code.co_name} catches exceptions"
         elif any(step.opname == "IS_OP" and before.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
-                 for before, step in zip(steps, steps[1:])):
+                 for before, step in pairwise(steps)):
             self.refusal = f"{code.co_name} asks whether two values are one"
         elif any(step.argval == "__class__" and step.opname == "LOAD_ATTR" for step in steps):
             self.refusal = f"{code.co_name} asks for a class"

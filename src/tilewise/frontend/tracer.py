@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class Value(fx.Proxy):
         object.__setattr__(self, "tracer", tracer)
         object.__setattr__(self, "node", node)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
         """Its own class for torch's C++, which would take a tensor's memory for granted."""
         code = sys._getframe(1).f_code
@@ -181,7 +182,7 @@ def _pieces(node: fx.Node) -> int | None:
 def _is_asserted(frame: Any) -> bool:
     """Whether a truth is asked for by an assert statement."""
     names = [step.opname for step in _steps(frame)[:4]]
-    for jump, after in zip(names, names[1:]):
+    for jump, after in pairwise(names):
         if "JUMP" in jump:
             return jump.endswith("IF_TRUE") and after == "LOAD_ASSERTION_ERROR"
     return False
@@ -189,10 +190,10 @@ def _is_asserted(frame: Any) -> bool:
 
 def _is_in_assertion(frame: Any) -> bool:
     """Whether a text is made for torch._assert, which shows it only if it fails."""
-    return any(step.argval == "_assert" and step.positions is not None
-               and step.positions.lineno <= frame.f_lineno <= step.positions.end_lineno + 8
-               for step in _instructions(frame.f_code)
-               if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"))
+    lines = [(begin, end, line) for begin, end, line in frame.f_code.co_lines() if line]
+    asked = [line for step in _instructions(frame.f_code) if step.argval == "_assert"
+             for begin, end, line in lines if begin <= step.offset < end]
+    return any(line <= frame.f_lineno <= line + 8 for line in asked)
 
 
 def kind_of(node: fx.Node) -> type | None:
