@@ -22,7 +22,7 @@ from tilewise.frontend.again import CALLS
 from tilewise.frontend.nn import Block
 from tilewise.frontend.ops import ENGINE, conv2d
 from tilewise.frontend.sharing import noted
-from tilewise.runtime import weights
+from tilewise.runtime import forms, weights
 from tilewise.runtime.weights import MADE
 
 
@@ -343,6 +343,7 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
 def test_calls_in_turns_are_all_remembered(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes, batches, layouts and residuals; as threads with shapes of their own mix them."""
+    monkeypatch.setattr(forms, "FEW", forms.MANY)  # whatever forms of the weight they ask for
     conv, after = parts(norm=norm)
     block, images = Block(conv, after, "relu"), [
         image(), image(size=7), image(batch=3), image().contiguous()]
@@ -355,7 +356,9 @@ def test_calls_in_turns_are_all_remembered(norm: bool, monkeypatch: pytest.Monke
     assert len(seen) == 2 * len(calls)
 
 
-def test_the_least_recently_used_call_is_forgotten(repeated: list[bool]) -> None:
+def test_the_least_recently_used_call_is_forgotten(repeated: list[bool],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "FEW", forms.MANY)
     block, images = Block(*parts(), "relu"), [image(size=size) for size in range(4, 5 + CALLS)]
     for x in (*images[:-1], images[0], images[-1]):  # one more than it remembers
         block(x)

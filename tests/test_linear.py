@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import tilewise
 from tilewise.algorithms import LINEAR
 from tilewise.core import Problem, Target
+from tilewise.frontend.captured import all_captured
 from tilewise.frontend.linear import ENGINE, Linear, is_worth, linear
 from tilewise.runtime.engine import PRECISIONS
 
@@ -234,7 +235,10 @@ def test_complaints_are_torch_s() -> None:
 @needs_amx
 def test_optimize_finds_the_large_ones() -> None:
     model, fast, x = optimised()
-    found = [module for module in fast.modules() if isinstance(module, Linear)]
+    with torch.no_grad():
+        fast(x)
+    found = [step for captured in all_captured(fast) for (capture,) in captured.captures.values()
+             for step in capture.steps.values() if isinstance(step, Linear)]
     assert [str(module.activation) for module in found] == ["relu"]
     assert not is_worth(model.second)
     assert fast.state_dict().keys() == model.state_dict().keys()

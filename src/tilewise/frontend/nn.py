@@ -124,7 +124,7 @@ class Block(nn.Module):
         mine.weight = nn.Parameter(weight, requires_grad=False)
         mine.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._parts, self.conv, self.was_normed = (mine, None), mine, norm is not None
-        self.__class__ = Folded
+        self.__class__ = _Folded
 
     def _convolve(self, x: Tensor, norm: nn.BatchNorm2d | None = None, **tail: Any) -> Tensor:
         conv = self._parts[0]
@@ -144,7 +144,7 @@ class Block(nn.Module):
         return " + ".join(step for step in steps if step)
 
 
-class Folded(Block):
+class _Folded(Block):
     """A block around a convolution of its own, for inference only."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:

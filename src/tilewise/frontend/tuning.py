@@ -57,8 +57,9 @@ def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
         names = {module: name for name, module in trial.named_modules()}
 
         def note(plan: Plan) -> None:
-            seen.append(Layer(_running(names), plan))
-            tell(f"running {seen[-1].name}", min(len(seen), count), count)
+            name = _running(names)
+            tell(f"running {name}", min(len(seen), count), count)
+            seen.append(Layer(name, plan))
 
         with _observer(note):
             trial(*cloned(arguments_of(example)))

@@ -1,0 +1,220 @@
+"""What stands for tensors, and numbers made of them, while a model's Python is traced."""
+
+from __future__ import annotations
+
+import dis
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .guards import Refused
+from .purity import OURS, TORCH
+
+KNOWN = (TORCH, OURS)
+SIZES = {"shape", "size"}
+NUMBERS = {"dim", "ndim", "numel", "ndimension", "nelement"}
+UNKNOWN = {"dtype", "device", "layout", "is_cuda", "requires_grad", "is_contiguous", "stride",
+           "chunk", "split", "unbind", "tolist", "item", "max", "min", "sort", "topk", "numpy"}
+
+
+class Value(fx.Proxy):
+    """Stands for a value of the graph; of its class, where that is known."""
+
+    def __init__(self, node: fx.Node, tracer: Any) -> None:
+        object.__setattr__(self, "tracer", tracer)
+        object.__setattr__(self, "node", node)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        """Its own class for torch's C++, which would take a tensor's memory for granted."""
+        code = sys._getframe(1).f_code
+        if code.co_filename.startswith(KNOWN) and code.co_name != "is_tensor":
+            return Value
+        if self.tracer.watch.calling is not isinstance and code.co_name != "is_tensor":
+            return Value
+        kind = kind_of(self.node)
+        if kind is None:
+            raise Refused(f"the class of {self.node} is asked for")
+        return kind
+
+    def __getattr__(self, name: str) -> Any:
+        if kind_of(self.node) is Tensor and not hasattr(Tensor, name):
+            raise Refused(f"a tensor is asked for {name}")
+        return Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Refused(f"{name} of a tensor is set")
+
+    def __iter__(self) -> Iterator[Any]:
+        count = _unpacked(sys._getframe(1)) or _pieces(self.node)
+        if count is None:
+            raise Refused(f"{self.node} is iterated over")
+        whole = self.tracer.create_proxy("call_function", exactly, (self, count), {})
+        return iter([whole[i] for i in range(count)])
+
+    def __bool__(self) -> bool:
+        if not _is_asserted(sys._getframe(1)):
+            raise Refused(f"a branch depends on {self.node}")
+        self.tracer.create_proxy("call_function", asserted, (self,), {})
+        return True
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+    def __format__(self, _: str) -> str:
+        if not _is_in_assertion(sys._getframe(1)):
+            raise Refused(f"{self.node} becomes text")
+        return "?"
+
+    def _refuse(self, *_: Any) -> Any:
+        raise Refused(f"Python asks for the value of {self.node}")
+
+    def __len__(self) -> int:
+        count = _pieces(self.node)
+        if count is None:
+            raise Refused(f"the length of {self.node} is asked for")
+        self.tracer.create_proxy("call_function", exactly, (self, count), {})
+        return count
+
+    __int__ = __float__ = __index__ = __complex__ = __contains__ = __str__ = _refuse
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    """`x += y` and the like, which torch does in place."""
+    function = getattr(operator, name)
+
+    def write(self: Value, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return write
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior",
+              "ixor", "imatmul", "ilshift", "irshift"):
+    setattr(Value, f"__{_name}__", _in_place(_name))
+
+
+class Attribute(Value):
+    """An attribute of a value: a node of its own only if it is not called."""
+
+    def __init__(self, root: Value, name: str) -> None:
+        object.__setattr__(self, "root", root)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "tracer", root.tracer)
+        object.__setattr__(self, "made", None)
+
+    @property
+    def node(self) -> fx.Node:  # type: ignore[override]
+        if self.made is None:
+            proxy = self.tracer.create_proxy("call_function", getattr, (self.root, self.name), {})
+            object.__setattr__(self, "made", proxy.node)
+        return self.made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_method", self.name, (self.root, *args), kwargs)
+
+
+class Mismatch(ValueError):
+    """A sequence is not as long as it was taken to be."""
+
+
+def exactly(values: Any, count: int) -> tuple[Any, ...]:
+    """A sequence of so many values."""
+    found = tuple(values)
+    if len(found) != count:
+        more = "too many" if len(found) > count else "not enough"
+        raise Mismatch(f"{more} values to unpack (expected {count})")
+    return found
+
+
+def asserted(value: Any) -> None:
+    """What an assert statement does."""
+    if not value:
+        raise AssertionError
+
+
+@lru_cache(maxsize=1024)
+def _instructions(code: Any) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+
+
+def _steps(frame: Any) -> list[dis.Instruction]:
+    """The instruction that a frame is at, and those behind it."""
+    return [step for step in _instructions(frame.f_code) if step.offset >= frame.f_lasti]
+
+
+def _unpacked(frame: Any) -> int | None:
+    """Into how many names a frame takes a sequence apart."""
+    step = _steps(frame)[0]
+    return int(step.argval) if step.opname == "UNPACK_SEQUENCE" else None
+
+
+def _pieces(node: fx.Node) -> int | None:
+    """Into how many pieces a tensor is cut."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    cut = node.args[1] if len(node.args) > 1 else node.kwargs.get(
+        "chunks", node.kwargs.get("split_size_or_sections"))
+    if name == "chunk" and isinstance(cut, int):
+        return cut
+    return len(cut) if name == "split" and isinstance(cut, list | tuple) else None
+
+
+def _is_asserted(frame: Any) -> bool:
+    """Whether a truth is asked for by an assert statement."""
+    names = [step.opname for step in _steps(frame)[:4]]
+    for jump, after in pairwise(names):
+        if "JUMP" in jump:
+            return jump.endswith("IF_TRUE") and after == "LOAD_ASSERTION_ERROR"
+    return False
+
+
+def _is_in_assertion(frame: Any) -> bool:
+    """Whether a text is made for torch._assert, which shows it only if it fails."""
+    lines = [(begin, end, line) for begin, end, line in frame.f_code.co_lines() if line]
+    asked = [line for step in _instructions(frame.f_code) if step.argval == "_assert"
+             for begin, end, line in lines if begin <= step.offset < end]
+    return any(line <= frame.f_lineno <= line + 8 for line in asked)
+
+
+def kind_of(node: fx.Node) -> type | None:
+    """The class of a node's value: Tensor, int, torch.Size, tuple, or None for unknown."""
+    if "kind" not in node.meta:
+        node.meta["kind"] = _kind(node)
+    return node.meta["kind"]
+
+
+def _kind(node: fx.Node) -> type | None:
+    if node.op in ("placeholder", "get_attr"):
+        return Tensor
+    if node.op == "call_module":
+        return None if node.meta.get("opaque") else Tensor
+    if node.target is exactly:
+        return tuple
+    if node.target is operator.getitem:
+        return _kind_of_item(node)
+    name = node.args[1] if node.target is getattr else getattr(node.target, "__name__", node.target)
+    kinds = {kind_of(arg) for arg in node.args if isinstance(arg, fx.Node)}
+    if name in SIZES:
+        return int if name == "size" and len(node.args) + len(node.kwargs) > 1 else torch.Size
+    if name in NUMBERS:
+        return int
+    if name in UNKNOWN or (kinds and Tensor not in kinds):
+        return None
+    return Tensor
+
+
+def _kind_of_item(node: fx.Node) -> type | None:
+    source = node.args[0]
+    kind = kind_of(source) if isinstance(source, fx.Node) else None
+    if kind is torch.Size:
+        return torch.Size if isinstance(node.args[1], slice) else int
+    if kind is tuple:
+        inner = source.args[0]  # type: ignore[union-attr]
+        return int if isinstance(inner, fx.Node) and kind_of(inner) is torch.Size else Tensor
+    return kind if kind is Tensor else None
