@@ -134,8 +134,12 @@ def attempt(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return error
 
 
-def gradients(model: nn.Module) -> dict[str, Tensor | None]:
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+class Gradients(dict[str, "Tensor | None"]):
+    """Compared beside each other: before a norm a bias has none but rounding errors."""
+
+
+def gradients(model: nn.Module) -> Gradients:
+    return Gradients((name, parameter.grad) for name, parameter in model.named_parameters())
 
 
 def module_of(function: Callable[..., Any]) -> Any:

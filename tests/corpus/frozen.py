@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .case import Chain, Features, Net, conv, image, row, script
+from .case import Chain, Features, Net, conv, gradients, image, row, script
 from .flags import modes
 
 
@@ -163,7 +163,7 @@ def frozen_weights(model):
     model.bn.requires_grad_(False)
     y = model(image(2))
     y.sum().backward()
-    return y, {name: p.grad for name, p in model.named_parameters()}
+    return y, gradients(model)
 
 
 @script(Chain, edits=True, grad=True)
@@ -183,4 +183,4 @@ def inference_mode_between_steps(model):
     model.train()
     z = model(x)
     z.sum().backward()
-    return y.is_inference(), y.sum().item(), z, {n: p.grad for n, p in model.named_parameters()}
+    return y.is_inference(), y.sum().item(), z, gradients(model)

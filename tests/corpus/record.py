@@ -68,6 +68,8 @@ def differences(wanted: Any, got: Any, loose: bool = False, at: str = "") -> Ite
         yield f"{at}: {_brief(wanted)} became {_brief(got)}"
     elif isinstance(wanted, Seen):
         yield from _tensors(wanted, got, loose, at)
+    elif isinstance(wanted, tuple) and wanted[0] == got[0] == "Gradients":
+        yield from _gradients(wanted[1], got[1], at)
     elif isinstance(wanted, dict):
         if set(wanted) != set(got):
             yield (f"{at}: lost {sorted(wanted.keys() - got.keys())}, "
@@ -108,7 +110,22 @@ def _tensors(wanted: Seen, got: Seen, loose: bool, at: str) -> Iterator[str]:
         yield f"{at}: differs by {error:.1e} of the norm, shape {wanted.shape}"
 
 
-def distance(wanted: Tensor, got: Tensor, floor: float = 0.3) -> float:
+def _gradients(wanted: dict[str, Any], got: dict[str, Any], at: str) -> Iterator[str]:
+    """Relative to the largest, so that rounding errors around zero do not count."""
+    if set(wanted) != set(got):
+        yield f"{at}: of {sorted(set(wanted) ^ set(got))} on one side only"
+    norms = [float(seen.values.norm()) for seen in wanted.values() if isinstance(seen, Seen)]
+    floor = 0.1 * max(norms, default=0.0) + 1e-6
+    for name in wanted.keys() & got.keys():
+        a, b = wanted[name], got[name]
+        if type(a) is not type(b):
+            yield f"{at}.{name}: {_brief(a)} became {_brief(b)}"
+        elif isinstance(a, Seen) and distance(a.values, b.values, floor) > 2 * COARSE.get(
+                a.dtype, TOLERANCE):
+            yield f"{at}.{name}: differs by more than rounding"
+
+
+def distance(wanted: Tensor, got: Tensor, floor: float = 1e-3) -> float:
     """Relative to the norm; any difference of integers or of what is not finite is infinite."""
     if wanted.is_meta or got.is_meta:
         return 0.0 if wanted.is_meta == got.is_meta else float("inf")

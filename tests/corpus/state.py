@@ -20,7 +20,8 @@ def counter(self, x):
     return self.c(x) * self.calls
 
 
-@forward(parts=lambda: {"calls": 0}, script=lambda model: (calls(model), model.calls))
+@forward(parts=lambda: {"calls": 0}, released=False,
+         script=lambda model: (calls(model), model.calls))
 def counter_read_outside(self, x):
     self.calls += 1
     return self.relu(self.bn(self.c(x)))
@@ -33,7 +34,8 @@ def growing_list(self, x):
     return self.c(x) + len(self.history)
 
 
-@forward(parts=lambda: {"seen": {}}, script=lambda model: (calls(model), model.seen))
+@forward(parts=lambda: {"seen": {}}, released=False,
+         script=lambda model: (calls(model), model.seen))
 def growing_dict(self, x):
     self.seen[len(self.seen)] = x.sum()
     return self.relu(self.c(x))

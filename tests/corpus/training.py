@@ -47,7 +47,8 @@ trained(lambda: nn.Sequential(conv(bias=False), norm(affine=False)), "no_weights
 
 @(lambda f: trained(lambda: nn.Sequential(conv(bias=False), norm(), nn.ReLU(), conv()), "adam")(f))
 def adam(parameters):
-    return torch.optim.Adam(parameters, lr=0.01)
+    # with a small eps it would make steps of rounding errors
+    return torch.optim.Adam(parameters, lr=0.01, eps=1e-3)
 
 
 @(lambda f: trained(Features, "without_a_fused_step")(f))
@@ -181,7 +182,7 @@ def autocast_training(model):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(image(2)).float().pow(2).mean()
     loss.backward()
-    return loss.bfloat16(), {k: g.bfloat16() for k, g in gradients(model).items() if g is not None}
+    return loss.bfloat16(), model.fc.weight.grad.bfloat16(), model.d.weight.grad.bfloat16()
 
 
 @script(lambda: nn.Sequential(conv(), nn.ReLU(inplace=True), conv()), grad=True)
