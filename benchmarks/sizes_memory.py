@@ -56,14 +56,18 @@ def main() -> None:
     args = parser.parse_args()
     if args.engine:
         return serve(args, args.engine)
-    rows = [subprocess.run([sys.executable, *sys.argv, "--engine", engine], check=True, text=True,
-                           stdout=subprocess.PIPE).stdout.splitlines()
-            for engine in ("tilewise", "torch")]
     print(f"{args.model} batch {args.batch}: MB more than before the first call")
-    for size, ours, theirs in zip(args.sizes, *rows):
-        total, free, weights = ours.split()
-        print(f"{size:4}: tilewise {total:>5} (pool's free blocks {free}, prepared weights "
-              f"{weights}), torch {theirs.split()[0]:>5}")
+    with start("tilewise") as ours, start("torch") as theirs:
+        for size, mine, other in zip(args.sizes, ours.stdout, theirs.stdout):
+            total, free, weights = mine.split()
+            print(f"{size:4}: tilewise {total:>5} (pool's free blocks {free}, prepared weights "
+                  f"{weights}), torch {other.split()[0]:>5}", flush=True)
+
+
+def start(engine: str) -> subprocess.Popen:
+    """This script in a process of its own, with one engine."""
+    return subprocess.Popen([sys.executable, *sys.argv, "--engine", engine], text=True,
+                            stdout=subprocess.PIPE)
 
 
 if __name__ == "__main__":
