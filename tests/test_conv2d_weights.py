@@ -125,6 +125,9 @@ def test_weights_made_in_inference_mode() -> None:
         for _ in range(2):
             assert_close(tilewise.conv2d(x, weight, algorithm="cpu_direct"), F.conv2d(x, weight))
             weight.mul_(2)
+        assert len(MADE) == before + 1
+        del weight
+        gc.collect()
         assert len(MADE) == before
 
 

@@ -94,7 +94,7 @@ def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if (not is_unwatched(*tensors) or is_transformed() or torch.is_autocast_enabled("cpu")
             or wants_gradient(*tensors) or any(t.dtype != torch.float32 for t in tensors)):
         return False
-    followed = weight.is_contiguous() and not weight.is_inference()  # else prepared in every call
+    followed = weight.is_contiguous()  # else prepared in every call
     shapes = (weight.dim() == 2 and weight.shape[0] > 0 and x.dim() > 0 and x.numel() > 0
               and x.shape[-1] == weight.shape[1]
               and (bias is None or bias.shape == weight.shape[:1]))

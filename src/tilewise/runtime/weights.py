@@ -35,17 +35,19 @@ register_optimizer_step_post_hook(_count_step)
 class Made:
     """Something made from tensors, as long as they live and do not change.
 
-    What changes when a tensor does: its version, its place, and a sample of its values. Fused
-    optimizers tell no version counter, so the steps of all are counted. Nor do writes through
-    `.data`; the sample sees them where they change the tensor as a whole.
+    What changes when a tensor does: its version, its place, and its values. Fused optimizers tell
+    no version counter, so the steps of all are counted. Nor do writes through `.data`, and what
+    was made in inference mode has no counter; glances at the values see those.
     """
 
     def __init__(self, sources: Sequence[Tensor | None], forget: Any = None) -> None:
         tensors = [tensor for tensor in sources if tensor is not None]
-        self._places = [(weakref.ref(t, forget), t._version, t.data_ptr(), t.shape, t.stride())
-                        for t in tensors]
-        self._fingerprint = Fingerprint([(t.data_ptr(), t.numel()) for t in tensors if t.is_cpu])
-        self._sample, self._step = self._fingerprint.read(), _steps
+        self._places = [(weakref.ref(t, forget), None if t.is_inference() else t._version,
+                         t.data_ptr(), t.shape, t.stride()) for t in tensors]
+        self._fingerprint = Fingerprint([(t.data_ptr(), t.numel(), t.shape[0] if t.dim() else 1)
+                                         for t in tensors if t.is_cpu],
+                                        at_once=any(t.is_inference() for t in tensors))
+        self._step = _steps
         self.value: Any = None
         self.used = next(_clock)
 
@@ -57,10 +59,11 @@ class Made:
         for (ref, version, address, shape, stride), tensor in zip(self._places, tensors,
                                                                   strict=True):
             same = ref() is tensor  # an id can be given again
-            if (not same or tensor._version != version or tensor.data_ptr() != address
-                    or tensor.shape != shape or tensor.stride() != stride):
+            if (not same or (version is not None and tensor._version != version)
+                    or tensor.data_ptr() != address or tensor.shape != shape
+                    or tensor.stride() != stride):
                 return False
-        return self._fingerprint.read() == self._sample
+        return self._fingerprint.still_holds()
 
     def bytes(self) -> int:
         """What it holds besides its sources."""
@@ -73,12 +76,11 @@ class Made:
 
 
 def can_change_unnoticed(tensor: Tensor | None) -> bool:
-    """Made in inference mode, or not several float32 that lie side by side, in whatever order."""
-    if tensor is None or not (tensor.is_cpu or tensor.is_inference()):
-        return False
-    return tensor.is_inference() or tensor.dtype != torch.float32 or tensor.numel() == 1 or not (
-        tensor.is_contiguous() or (
-            tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
+    """Not float32 that lie side by side in a CPU's memory; elsewhere, made in inference mode."""
+    if tensor is None or not tensor.is_cpu:
+        return tensor is not None and tensor.is_inference()
+    return tensor.dtype != torch.float32 or not (tensor.is_contiguous() or (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
 
 
 MADE: Lru[Made] = Lru(DEFAULT_LIMIT, weigh=Made.bytes)

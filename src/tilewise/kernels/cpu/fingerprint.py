@@ -1,69 +1,204 @@
-"""A glance at a tensor's memory, to notice changes that no version counter tells."""
+"""Glances at a tensor's memory, to notice changes that no version counter tells.
+
+A memory is looked at in places of 16 floats. A glance sees the end of every even filter and the
+beginning of the odd one behind it, a place for two: what takes time is to find a place. And it
+sees some places that move from glance to glance until they have been everywhere. What each turn
+saw at the beginning is kept, as a vector of sums. Small memories are read as a whole.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from ...core.isa import ISA, Isa
+from ...core.locks import fork_safe_lock
 from ...core.target import Target
 from . import jit
-from .emit import I64, Index, Module
-from .threads import BATCH, TASK, Frame, X
+from .emit import FLOAT_ALIGN, I32, I64, Function, Index, Module, Pointer, Value
+from .threads import BATCH, CHUNK, TASK, Frame, X
+from .tiling import ceil_div
 
-SAMPLES = 64
-ROW = 24  # bytes of a row of the table
-MIXER = 6364136223846793005  # Knuth's: every sample moves every later bit
+LINE = 16  # floats
+SMALL = 512 * LINE  # floats that are read as a whole
+EDGES = 256  # places between filters, in one glance: each waits 30 ns for its address
+MOVING = 32  # places that move
+MIXER = 0x9E3779B1  # odd: a change of a single place always changes the sum
+SUMS = ir.VectorType(I32, LINE)
+# words of a row of the table: a Row, and where its sums are kept
+MEMORY, STEP, PLACES, REST, TURNS, MOVE, FARTHEST, KEPT = range(8)
+ROW = 8 * 8  # bytes
+_lock = fork_safe_lock()
+
+
+class Row(NamedTuple):
+    """How a memory is looked at: `places`, `step` floats apart, and `rest` floats behind them."""
+
+    address: int
+    step: int
+    places: int
+    rest: int
+    turns: int  # until they are where they began
+    move: int  # floats from one turn to the next
+    farthest: int  # floats that they may move in all
+
+
+def _is_small(floats: int, filters: int) -> bool:
+    return floats <= SMALL or floats < LINE * filters
+
+
+def resting(address: int, floats: int, filters: int) -> Row:
+    """The places of every glance in a memory of filters that all have the same size.
+
+    All that there are, or half in one filter and half in the next; with an odd number of filters,
+    one in each.
+    """
+    if _is_small(floats, filters):
+        return Row(address, LINE, floats // LINE, floats % LINE, 1, 0, 0)
+    size = floats // filters
+    if filters % 2 == 0:
+        address, size, filters = address + 4 * (size - LINE // 2), 2 * size, filters // 2
+    together = ceil_div(filters, EDGES)
+    places = filters // together
+    turns = filters - (places - 1) * together  # the last place has what is left over as well
+    return Row(address, together * size, places, 0, turns, size, (turns - 1) * size)
+
+
+def moving(address: int, floats: int, filters: int) -> Row | None:
+    """Those that go everywhere, where not all is seen anyway."""
+    if _is_small(floats, filters):
+        return None
+    step = floats // MOVING
+    farthest = floats - LINE - (MOVING - 1) * step
+    return Row(address, step, MOVING, 0, ceil_div(farthest, LINE) + 1, LINE, farthest)
+
+
+class _Sums(Value):
+    """Sixteen sums of 32 bits."""
+
+    __slots__ = ()
+
+    def with_(self, value: Any) -> _Sums:
+        ll, mixer = self.f.ll, ir.Constant(SUMS, [MIXER] * LINE)
+        return _Sums(self.f, ll.add(ll.mul(self.ir, mixer), value))
+
+
+def _line(f: Function, at: Pointer) -> Any:
+    return f.ll.load(at.ir, align=FLOAT_ALIGN, typ=SUMS)
+
+
+def _moved(row: Pointer, turn: Index) -> Index:
+    """How far the places have moved in a turn."""
+    return (turn * row.load_index(MOVE)).minimum(row.load_index(FARTHEST))
+
+
+def _with_rest(f: Function, row: Pointer, sums: _Sums) -> _Sums:
+    """Floats behind the last place, one by one."""
+    behind = row.load_pointer(MEMORY) + row.load_index(PLACES) * LINE
+    with f.loop(row.load_index(REST), carry=[sums]) as one:
+        word = f.ll.load((behind + one.i).ir, align=FLOAT_ALIGN, typ=I32)
+        one.values = [one.values[0].with_(f.splat(word, LINE).ir)]
+    result: _Sums = one.values[0]
+    return result
+
+
+@contextmanager
+def _each_row(f: Function) -> Iterator[tuple[Pointer, Pointer]]:
+    """Every row of the table, and where its sums are kept."""
+    table = f.frame.load_pointer(X)
+    with f.loop(f.frame.load_index(BATCH)) as row:
+        here = table.bytes(row.i * ROW)
+        yield here, here.load_pointer(KEPT)
+
+
+def _emit_keep(f: Function) -> None:
+    """The sums of all turns, in the order of the memory."""
+    with _each_row(f) as (row, kept):
+        start, step = row.load_pointer(MEMORY), row.load_index(STEP)
+        with f.loop(row.load_index(PLACES)) as place, f.loop(row.load_index(TURNS)) as turn:
+            sums, there = kept + turn.i * LINE, start + place.i * step + _moved(row, turn.i)
+            found = _Sums(f, _line(f, sums)).with_(_line(f, there))
+            f.ll.store(found.ir, sums.ir, align=FLOAT_ALIGN)
+        first = _with_rest(f, row, _Sums(f, _line(f, kept)))
+        f.ll.store(first.ir, kept.ir, align=FLOAT_ALIGN)
+
+
+def _emit_glance(f: Function) -> None:
+    """Whether a turn's sums are others than they were."""
+    f.frame.store_index(TASK, 0)
+    with _each_row(f) as (row, kept):
+        turns = row.load_index(TURNS)
+        turn = Index(f, f.ll.urem(f.frame.load_index(CHUNK).ir, turns.ir))
+        start, step = row.load_pointer(MEMORY) + _moved(row, turn), row.load_index(STEP)
+        zero = _Sums(f, ir.Constant(SUMS, [0] * LINE))
+        with f.loop(row.load_index(PLACES), carry=[zero]) as place:
+            place.values = [place.values[0].with_(_line(f, start + place.i * step))]
+        found, then = _with_rest(f, row, place.values[0]), _line(f, kept + turn * LINE)
+        differ = f.ll.bitcast(f.ll.icmp_unsigned("!=", found.ir, then), ir.IntType(LINE))
+        before = f.frame.load_index(TASK).ir
+        f.frame.store_index(TASK, Index(f, f.ll.or_(before, f.ll.zext(differ, I64))))
 
 
 def _module(isa: Isa) -> Module:
-    """For each row (address, step, count) of a table: count pairs of floats, step floats apart."""
     module = Module(isa)
-    with module.function("entry", exported=True, frame="pointer") as f:
-        table, rows = f.frame.load_pointer(X), f.frame.load_index(BATCH)
-        with f.loop(rows, carry=[f.index(0)]) as row:
-            entry = table.bytes(row.i * ROW)
-            memory, step = entry.load_pointer(0), entry.load_index(1)
-            with f.loop(entry.load_index(2), carry=row.values) as sample:
-                here = f.ll.gep((memory + sample.i * step).ir, [ir.Constant(I64, 0)],
-                                source_etype=I64)
-                word = Index(f, f.ll.load(here, align=4, typ=I64))
-                sample.values = [sample.values[0] * MIXER + word]
-            row.values = sample.values
-        f.frame.store_index(TASK, row.values[0])
+    for name, emit in (("keep", _emit_keep), ("glance", _emit_glance)):
+        with module.function(name, exported=True, frame="pointer") as f:
+            emit(f)
     return module
 
 
 @lru_cache(maxsize=1)
-def _entry() -> Any:
-    code = jit.load(_module, "fingerprint", ISA[Target.host().isa], "entry")
-    return code.function("entry", ctypes.c_void_p)
+def _code() -> tuple[Any, Any]:
+    code = jit.load(_module, "fingerprint", ISA[Target.host().isa], "keep", "glance")
+    return code.function("keep", ctypes.c_void_p), code.function("glance", ctypes.c_void_p)
 
 
 class Fingerprint:
-    """Up to 64 pairs of floats, spread over each of some memories, in one number.
+    """What some memories held when it was made.
 
-    A memory is an address and a number of floats.
+    A memory is an address, a number of floats and a number of filters. What the moving places
+    hold, which is everything, is read at once only where that is asked for, else before the first
+    glance: much is made for one use.
     """
 
-    def __init__(self, memories: Sequence[tuple[int, int]]) -> None:
-        rows = [row for address, floats in memories for row in _row(address, floats)]
-        self._table = (ctypes.c_int64 * len(rows))(*rows)  # kept: the call reads it
-        self._call = (ctypes.addressof(self._table), 0, 0, 0, 0, 0, len(rows) // 3)
-        self._entry = _entry()
+    def __init__(self, memories: Sequence[tuple[int, int, int]], at_once: bool = False) -> None:
+        rows = [resting(*memory) for memory in memories]
+        first = len(rows)
+        rows += [row for memory in memories if (row := moving(*memory))]
+        self._kept = [(ctypes.c_int32 * (LINE * row.turns))() for row in rows]
+        words = [word for row, kept in zip(rows, self._kept, strict=True)
+                 for word in (*row, ctypes.addressof(kept))]
+        self._table = (ctypes.c_int64 * len(words))(*words)  # kept: calls read it
+        self._call = (ctypes.addressof(self._table), 0, 0, 0, 0, 0, len(rows), 0, 0, 0, 0)
+        self._turn, self._changed = 0, False
+        self._keep, self._glance = _code()
+        self._waiting = (first, len(rows)) if len(rows) > first and not at_once else None
+        self._keep_rows(0, first if self._waiting else len(rows))
 
-    def read(self) -> int:
-        """The number that the memories give now."""
-        frame = Frame(*self._call)  # one a call: several threads may read at once
-        self._entry(ctypes.addressof(frame))
-        return int(frame[TASK])
+    def _keep_the_rest(self) -> None:
+        with _lock:  # one thread; the others may look only when it is done
+            if self._waiting:
+                self._keep_rows(*self._waiting)
+                self._waiting = None
 
+    def _keep_rows(self, first: int, last: int) -> None:
+        frame = Frame(ctypes.addressof(self._table) + first * ROW, 0, 0, 0, 0, 0, last - first)
+        self._keep(ctypes.addressof(frame))
 
-def _row(address: int, floats: int) -> tuple[int, int, int]:
-    """From the first pair of floats to the last."""
-    samples = min(SAMPLES, floats // 2)
-    return address, (floats - 2) // max(1, samples - 1) or 1, samples
+    def still_holds(self) -> bool:
+        """Whether the places of the next turn are as they were, and all before them have been."""
+        if self._changed:  # the next turn looks elsewhere
+            return False
+        if self._waiting:
+            self._keep_the_rest()
+        frame = Frame(*self._call, self._turn)  # one a call: several threads may look at once
+        self._turn += 1
+        self._glance(ctypes.addressof(frame))
+        if frame[TASK]:
+            self._changed = True
+        return not self._changed
