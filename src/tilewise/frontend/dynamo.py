@@ -87,7 +87,7 @@ class _Inside(Inside):
         return node.target is convolve
 
     def drawn(self, call: Drawn, args: Any, kwargs: Any) -> fx.Node:
-        return self.graph.call_function(call, args, kwargs)
+        return self.graph.call_function(call, ((), *args), kwargs)
 
     def left(self, images: list[fx.Node]) -> list[fx.Node]:
         return [self.graph.call_function(planes, (image,)) if _is_planes(image) else image
@@ -97,7 +97,7 @@ class _Inside(Inside):
 def _is_planes(node: fx.Node) -> bool:
     """Whether Dynamo took an image for one in planes."""
     value = node.meta.get("example_value")
-    return not isinstance(value, Tensor) or (value.dim() == 4 and value.is_contiguous())
+    return not isinstance(value, Tensor) or value.is_contiguous()
 
 
 def planes(x: Any) -> Any:
@@ -110,6 +110,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     activation, pool = tail
     shape = output_shape(x, weight, options["stride"], options["padding"], options["dilation"])
     run = conv2d if norm is None else partial(conv2d_norm, norm=norm)
-    if residual is not None and tuple(residual.shape) != shape:
+    if residual is not None and not (isinstance(residual, Tensor) and residual.dtype == x.dtype
+                                     and tuple(residual.shape) == shape):
         return then(run(x, weight, bias, **options) + residual, activation, pool)
     return run(x, weight, bias, activation=activation, residual=residual, pool=pool, **options)

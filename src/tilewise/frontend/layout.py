@@ -55,6 +55,7 @@ class Drawn:
     """Random numbers in the order in which planes lie, whatever the layout of the image."""
 
     is_fresh = False
+    __name__ = __qualname__ = "drawn"  # which the code of a graph calls it by
 
     def __init__(self, draw: Callable[..., Any]) -> None:
         self.draw = draw

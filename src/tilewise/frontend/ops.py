@@ -50,7 +50,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
                       algorithm=algorithm, max_error=max_error).squeeze(0)
     _check(x, weight, bias)
     options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
-    if _only_torch_can(x, weight):
+    if _only_torch_can(x, weight) or (x.shape[0] == 0 and wants_gradient(x, weight, bias)):
         y = _by_torch(x, weight, bias, *options[:4])
         return then(y if residual is None else y + residual, activation, pool)
     if not wants_gradient(x, weight, bias, residual):

@@ -175,7 +175,7 @@ class Released(nn.Module):
 
     def __init__(self, graph: nn.Module, capture: Capture, form: Any) -> None:
         super().__init__()
-        self.graph, self._form, self._ended = graph, form, capture.ended
+        self.body, self._form, self._ended = graph, form, capture.ended
         self._guards: Guards | None = capture.guards
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Released(nn.Module):
         if self._guards is not None and not self._guards.hold():
             raise TilewiseError("the model was released, and what it reads beside its arguments "
                                 "has changed since: optimize it again")
-        return self._ended(self.graph(*(x for x in leaves if isinstance(x, Tensor))))
+        return self._ended(self.body(*(x for x in leaves if isinstance(x, Tensor))))
 
 
 def _required(model: nn.Module) -> tuple[Any, ...]:
