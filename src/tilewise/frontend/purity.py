@@ -18,6 +18,7 @@ import sysconfig
 import types
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -58,6 +59,17 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self._before)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What the tracer itself does, and torch for it, is not looked at."""
+        before = sys.getprofile()
+        sys.setprofile(None)
+        self.calling = None
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
 
     def _note(self, frame: types.FrameType, event: str, called: Any) -> None:
         if event == "call":

@@ -142,8 +142,8 @@ class Tracer(fx.Tracer):
                 raise Refused("a module with parameters is made, or is another model's")
             return real(module, *args, **kwargs)
         if self._is_leaf(module):
-            node = self._leaf(module, args, kwargs)
-            return self.proxy(node)
+            with self.watch.aside():
+                return self.proxy(self._leaf(module, args, kwargs))
         return self.call_module(module, real, args, kwargs)
 
     def call_module(self, module: nn.Module, _: Any, args: Any, kwargs: Any) -> Any:
@@ -253,6 +253,10 @@ class Tracer(fx.Tracer):
                     if own is tensor:
                         return self._tensor(module, module.__dict__[kind], name)
         raise Refused("a tensor comes from outside of the model")
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
+        with self.watch.aside():
+            return super().create_proxy(*args, **kwargs)
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None,
                     type_expr: Any = None) -> fx.Node:
