@@ -77,7 +77,7 @@ class Watch:
         elif event == "c_call" and not _is_trusted(frame.f_code.co_filename):
             self.calling = called
             self._calls(frame, called)
-        elif event in ("c_return", "c_exception"):
+        elif event in ("c_return", "c_exception") and not _is_trusted(frame.f_code.co_filename):
             self.calling = None
 
     def _enters(self, frame: types.FrameType, code: types.CodeType) -> None:
