@@ -464,3 +464,29 @@ def test_models_have_torchvisions_keys():
     assert sum(p.numel() for p in MODELS["vgg16"]().parameters()) == 138_357_544
     assert sum(p.numel() for p in MODELS["resnet50"]().parameters()) == 25_557_032
     assert sum(p.numel() for p in MODELS["resnet18"]().parameters()) == 11_689_512
+
+
+class Pair(nn.Module):
+    """Cannot be traced, and gives two results."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return (self.conv(x), x) if x.sum() > 0 else (x, x)
+
+
+class First(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, x):
+        y = self.pair(x)
+        return y[0] if isinstance(y, tuple | list) else y
+
+
+def test_the_class_of_what_was_not_traced_is_not_guessed():
+    model, x = First().eval(), torch.ones(1, 3, 9, 9)
+    assert error(tilewise.optimize(model)(x), model(x).double()) < 1e-5
