@@ -490,3 +490,20 @@ class First(nn.Module):
 def test_the_class_of_what_was_not_traced_is_not_guessed():
     model, x = First().eval(), torch.ones(1, 3, 9, 9)
     assert error(tilewise.optimize(model)(x), model(x).double()) < 1e-5
+
+
+class Cut(nn.Module):
+    """Into as many pieces as there are, which is fewer than it asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+
+    def forward(self, x):
+        return torch.cat([piece * i for i, piece in enumerate(self.conv(x).chunk(4, 1))], 1)
+
+
+def test_fewer_pieces_than_asked_for():
+    model, x = Cut().eval(), torch.randn(1, 3, 9, 9)
+    assert len(model.conv(x).chunk(4, 1)) == 3
+    assert error(tilewise.optimize(model)(x), model(x).double()) < 1e-5

@@ -15,6 +15,7 @@ from .again import PLAIN, is_transformed
 from .capture import Capture
 from .guards import FIXED, Refused
 from .nn import Block
+from .values import Mismatch
 
 MOST = 8  # captures of one module: more of them mean that it changes with every call
 
@@ -51,7 +52,10 @@ class Captured:
         capture, tensors = self.find(args, kwargs)
         if capture is None:
             return type(self.module).forward(self.module, *args, **kwargs)
-        return capture(tensors)
+        try:
+            return capture(tensors)
+        except Mismatch:  # a tensor is cut into fewer pieces than was taken for granted
+            return type(self.module).forward(self.module, *args, **kwargs)
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Capture | None, Any]:
         """The graph for these arguments, and the tensors among them."""
