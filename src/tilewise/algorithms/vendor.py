@@ -61,7 +61,7 @@ def _lowered(p: Problem, t: Target, kinds: tuple[str, ...]) -> list[float]:
     from ..kernels.precision import lowered
 
     has_tf32 = getattr(torch.cpu, "_is_amx_fp16_supported", lambda: False)()
-    added = {"bf16": split_error(1, p.terms), "tf32": 1.5 * 2.0 ** -10 if has_tf32 else 0.0}
+    added = {"bf16": split_error(1, max(1, p.terms)), "tf32": 1.5 * 2.0 ** -10 if has_tf32 else 0.0}
     return [added[value] for kind, value in lowered().items() if kind in kinds]
 
 
