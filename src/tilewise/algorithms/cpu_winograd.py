@@ -43,7 +43,7 @@ class CpuWinograd(CpuAlgorithm):
     """Any F(m, r) along both axes; fused by block of tiles, or shared by all threads."""
 
     name = "cpu_winograd"
-    version = 4
+    version = 5
     kernel = "winograd"
     fuses = frozenset({"bias", "residual", "relu", "relu6", "pool2", "mask"})
     exact_on_integers = False
@@ -54,6 +54,9 @@ class CpuWinograd(CpuAlgorithm):
     def error(self, p: Problem, t: Target, s: Any) -> float:
         error = accumulation_error(p.c) + split_error(products(s), p.c)
         return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * error
+
+    def spreads(self, s: Schedule) -> bool:
+        return True
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:

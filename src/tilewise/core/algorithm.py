@@ -57,6 +57,14 @@ class Algorithm:
         """Leading bits of the operands that products keep; float32 has 24."""
         return 24
 
+    def spreads(self, s: Schedule) -> bool:
+        """Whether a value that is not finite reaches results that it has no part in.
+
+        Or whether a huge one becomes infinite on its way. A kernel in whose schedule it does must
+        tell of results that are not finite; the call is then run by another.
+        """
+        return False
+
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         """Estimated seconds; runs nothing."""
         raise NotImplementedError

@@ -43,7 +43,8 @@ def by_engine(engine: Engine, p: Problem, t: Target, grad: Tensor, x: Tensor, we
             executable = engine.executables.put(key, engine.build(plan))
         engine.tell(executable.plan)
         if direction == "backward_data":
-            second = executable.prepare(second) if wants[1] else prepared(second, executable).value
+            second = (executable.ready(second, lambda: weight) if wants[1]
+                      else prepared(second, executable).value)
         return executable(first, second, None, None)
 
     return (run("backward_data", grad, weight) if wants[0] else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -70,7 +71,24 @@ class Engine:
         return found
 
     def build(self, plan: Plan) -> Executable:
-        return Executable(plan, self.planner.algorithm(plan.algorithm))
+        return Executable(plan, self.planner.algorithm(plan.algorithm), self.unspread)
+
+    def unspread(self, plan: Plan) -> Executable:
+        """For the same problem, what leaves infinities and NaN where they belong."""
+        key = ("unspread", plan.problem, plan.target, plan.held)
+        found = self.executables.get(key)
+        if found is None:
+            found = self.executables.put(key, self.build(self._unspread_plan(plan)))
+        return found
+
+    def _unspread_plan(self, plan: Plan) -> Plan:
+        """All bits of float32: parts of floats make NaN of infinities."""
+        p, t = plan.problem, plan.target
+        answers = self.planner.candidates(p, t)
+        plans = [answer.plan for answer in answers if answer.plan
+                 and not self.planner.algorithm(answer.algorithm).spreads(answer.plan.schedule)
+                 and not answer.plan.schedule.get("products", 0)]
+        return replace(plans[0], held=plan.held)
 
     def tell(self, plan: Plan) -> None:
         """Let those who watch know what is about to run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ from .pooling import max_pool
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 
 
+class Ready(NamedTuple):
+    """A prepared weight, and the weight itself for a kernel that wants it otherwise."""
+
+    values: Tensor
+    source: Callable[[], Tensor]
+
+
 class Executable:
     """Ready to run: y = executable(x, prepared weight, bias, residual).
 
@@ -27,13 +34,15 @@ class Executable:
     prepared weight is the gradient of the output.
     """
 
-    def __init__(self, plan: Plan, algorithm: Algorithm) -> None:
-        self.plan, self.algorithm = plan, algorithm
+    def __init__(self, plan: Plan, algorithm: Algorithm,
+                 instead: Callable[[Plan], Executable] | None = None) -> None:
+        self.plan, self.algorithm, self._instead = plan, algorithm, instead
+        self._spreads = algorithm.spreads(plan.schedule)
         p, t, s = plan.inner, plan.target, plan.schedule
         built = algorithm.build(p, t, s)
         self._scratch = algorithm.workspace(p, t, s)
         wrap = self._with_tensors if algorithm.takes == "tensors" else self._with_addresses
-        self._run = wrap(built)
+        self._run: Callable[..., Any] = wrap(built)
         self._layout, self._of_weight = LAYOUTS[p.layout], p.direction == "backward_weight"
         self._after = tuple(None if name == "mask" else _step(name, plan) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size; a string hashes once
@@ -52,6 +61,11 @@ class Executable:
         return self.algorithm.prepare(self.plan.inner, self.plan.target, self.plan.schedule,
                                       weight)
 
+    def ready(self, weight: Tensor, source: Callable[[], Tensor]) -> Any:
+        """The same for a call that may have to be run by another kernel; source() is the weight."""
+        values = self.prepare(weight)
+        return Ready(values, source) if self._spreads and self._instead else values
+
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None,
                  residual: Tensor | None) -> Tensor:
         if self._of_weight:
@@ -68,13 +82,24 @@ class Executable:
             residual = residual.contiguous(memory_format=layout)
             fused = residual if inner.epilogue.residual else None
         mask = masks.empty(inner, self.plan.target) if inner.epilogue.mask else None
-        y = self._run(x, weight, bias if inner.epilogue.bias else None, fused, mask)
+        ready = type(weight) is Ready
+        y = self._run(x, weight.values if ready else weight,
+                      bias if inner.epilogue.bias else None, fused, mask, ready)
+        if y is None:
+            return self._by_another(x, weight.source(), bias, residual)
         for step in self._after:
             if step is None:
                 y, mask = masks.pack(self.plan.problem, self.plan.target, y)
             else:
                 y = step(y, bias, residual)
         return y, mask
+
+    def _by_another(self, x: Tensor, weight: Tensor, bias: Tensor | None,
+                    residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """By a kernel that leaves infinities and NaN where they belong."""
+        assert self._instead is not None
+        other = self._instead(self.plan)
+        return other.masked(x, other.prepare(weight), bias, residual)
 
     def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
         p = self.plan.inner
@@ -88,18 +113,18 @@ class Executable:
 
         return run
 
-    def _with_addresses(self, launch: Callable[..., None]) -> Callable[..., Tensor]:
+    def _with_addresses(self, launch: Callable[..., int]) -> Callable[..., Tensor | None]:
         p, threads, floats = self.plan.inner, self.plan.target.threads, -(-self._scratch // 4)
         empty = _empty_result(p)
 
         def run(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-                mask: Tensor | None) -> Tensor:
+                mask: Tensor | None, may_fail: bool = False) -> Tensor | None:
             y = empty()
             scratch = memory.empty(floats) if floats else None
             bias = None if bias is None else bias.contiguous()
-            launch(x.data_ptr(), weight.data_ptr(), _address(bias), _address(residual),
-                   y.data_ptr(), _address(scratch), p.n, threads, _address(mask))
-            return y
+            found = launch(x.data_ptr(), weight.data_ptr(), _address(bias), _address(residual),
+                           y.data_ptr(), _address(scratch), p.n, threads, _address(mask))
+            return None if found and may_fail else y
 
         return run
 

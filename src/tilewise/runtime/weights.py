@@ -67,12 +67,17 @@ class Made:
 
     def bytes(self) -> int:
         """What it holds besides its sources."""
-        values = self.value if isinstance(self.value, tuple) else (self.value,)
-        owned = {v.data_ptr(): v.numel() * v.element_size() for v in values
-                 if isinstance(v, Tensor)}
+        owned = {v.data_ptr(): v.numel() * v.element_size() for v in _tensors(self.value)}
         for _, _, address, *_ in self._places:
             owned.pop(address, None)
         return sum(owned.values())
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """All in a value that is one, or tuples of such."""
+    if isinstance(value, tuple):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def can_change_unnoticed(tensor: Tensor | None) -> bool:
@@ -104,19 +109,25 @@ def made(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Made
 
 def prepared(weight: Tensor, executable: Executable) -> Made:
     """The weight as the executable's kernel wants it."""
-    return made(executable.weight_key, lambda: executable.prepare(weight), weight)
+    source: Any = weakref.ref(weight)  # what was made of it must not keep it alive
+    return made(executable.weight_key, lambda: executable.ready(weight, source), weight)
 
 
 def prepared_with_norm(weight: Tensor, bias: Tensor | None, norm: Norm,
                        executable: Executable) -> Made:
     """Weight, as the kernel wants it, and bias of a convolution that also does the batch norm."""
     *tensors, eps = norm
+    sources = (weight, bias, *tensors)
+    refs: Any = [None if source is None else weakref.ref(source) for source in sources]
+
+    def again() -> tuple[Tensor, Tensor]:
+        return fold(*(ref and ref() for ref in refs), eps)
 
     def make() -> tuple[Any, Tensor]:
-        whole, offset = fold(weight, bias, *norm)
-        return executable.prepare(whole), offset
+        whole, offset = fold(*sources, eps)
+        return executable.ready(whole, lambda: again()[0]), offset
 
-    return made((executable.weight_key, eps), make, weight, bias, *tensors)
+    return made((executable.weight_key, eps), make, *sources)
 
 
 def forget(weight: Tensor) -> None:

@@ -169,6 +169,10 @@ class Bits(Value):
     def __invert__(self) -> Bits:
         return Bits(self.f, self.f.ll.not_(self.ir))
 
+    def any(self) -> Flag:
+        packed = self.f.ll.bitcast(self.ir, ir.IntType(int(self.ir.type.count)))
+        return Flag(self.f, self.f.ll.icmp_unsigned("!=", packed, ir.Constant(packed.type, 0)))
+
     def select(self, yes: Vector, no: Vector) -> Vector:
         return Vector(self.f, self.f.ll.select(self.ir, yes.ir, no.ir))
 

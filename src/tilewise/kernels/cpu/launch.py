@@ -11,16 +11,19 @@ from ...core.problem import Problem
 from ...core.schedule import Schedule
 from . import jit
 from .emit import Module
-from .threads import Frame, parallel_address, run_entry
+from .threads import FOUND, Frame, parallel_address, run_entry
 
 Make = Callable[[Problem, Schedule, Isa], Module]
-Launch = Callable[..., None]
+Launch = Callable[..., int]
 
 KERNELS: Lru[Launch] = Lru(limit=512)
 
 
 def launcher(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
-    """launch(x, weight, bias, residual, y, scratch, batch, threads, mask=0), all integers."""
+    """launch(x, weight, bias, residual, y, scratch, batch, threads, mask=0), all integers.
+
+    It returns what the kernel found, for those that look; else 0.
+    """
     p = p.compiled
     key = (make, p, s, isa)
     return KERNELS.get(key) or KERNELS.put(key, _load(make, p, s, isa))
@@ -32,9 +35,10 @@ def _load(make: Make, p: Problem, s: Schedule, isa: Isa) -> Launch:
     entry = code.function("entry", ctypes.c_void_p)
 
     def launch(x: int, weight: int, bias: int, residual: int, y: int, scratch: int, batch: int,
-               threads: int, mask: int = 0) -> None:
+               threads: int, mask: int = 0) -> int:
         frame = Frame(x, weight, bias, residual, y, scratch, batch, threads, parallel_address(),
                       0, 0, 0, mask)
         run_entry(entry, frame)
+        return frame[FOUND]
 
     return launch

@@ -23,7 +23,7 @@ from .emit import I32, I64, PTR, VOID, Function, Index, Module, Pointer
 
 # words of the frame that every kernel is called with
 (X, WEIGHT, BIAS, RESIDUAL, Y, SCRATCH, BATCH, THREADS, PARALLEL, TASK, WORKER, CHUNK,
- MASK) = range(13)
+ MASK, FOUND) = range(14)  # FOUND: a kernel saw a result that is not finite
 Frame = ctypes.c_int64 * 16
 FLUSH_AND_ZERO = 0x8040  # MXCSR: denormal results and denormal operands count as zero
 FLUSH_ARM = 1 << 24  # FPCR: the same

@@ -22,6 +22,7 @@ from .threads import (
     BATCH,
     BIAS,
     CHUNK,
+    FOUND,
     MASK,
     RESIDUAL,
     SCRATCH,
@@ -121,16 +122,23 @@ class Winograd:
         g, lanes = self.g, self.g.lanes
         channels = g.channels(end)
         kinds: Any = {"mask": "pointer"} if self.p.epilogue.mask else {}
-        with self.m.function(f"output_{height}x{width}{'_end' if end else ''}", m="pointer",
-                             bias="pointer", residual="pointer", y="pointer", **kinds) as f:
+        with self.m.function(f"output_{height}x{width}{'_end' if end else ''}", frame="pointer",
+                             m="pointer", bias="pointer", residual="pointer", y="pointer",
+                             **kinds) as f:
             whole = channels // lanes * lanes
-            with f.loop(whole, step=lanes) as k:
-                self._output_vector(f, k.i, height, width, lanes)
+            with f.loop(whole, step=lanes, carry=[f.vector(0.0)]) as k:
+                k.values = [self._output_vector(f, k.i, height, width, lanes, k.values[0])]
+            total = k.values[0]
             if channels > whole:
-                self._output_vector(f, f.index(whole), height, width, channels - whole)
+                total = self._output_vector(f, f.index(whole), height, width, channels - whole,
+                                            total)
+            with f.when((total - total).is_nan().any()):  # also where it is infinite
+                f.frame.store_index(FOUND, 1)
         return f
 
-    def _output_vector(self, f: Function, k: Index, height: int, width: int, count: int) -> None:
+    def _output_vector(self, f: Function, k: Index, height: int, width: int, count: int,
+                       total: Vector) -> Vector:
+        """Writes the tile; returns the total with its values added, to see that they are finite."""
         g, p = self.g, self.p
         found: dict[tuple[int, int], Vector] = {}
 
@@ -138,8 +146,10 @@ class Winograd:
             return (f.m + k).load((i * g.across.n + j) * g.m_position)
 
         def keep(i: int, j: int, value: Vector) -> None:
+            nonlocal total
             if i >= height or j >= width:
                 return
+            total = total + value
             if p.epilogue.pool == 2:
                 found[i, j] = value
                 self._pool_when_complete(f, found, i, j, k, count)
@@ -152,6 +162,7 @@ class Winograd:
         transform(f, g.down.AT, g.across.AT, load, keep)
         if p.epilogue.pool == 2:
             self._mark_the_rest(f, k, height, width)
+        return total
 
     def _mark(self, f: Function, k: Index, window: dict[tuple[int, int], Vector],
               value: Vector) -> None:
@@ -231,7 +242,7 @@ class Winograd:
         if p.epilogue.pool == 2:
             top, left = row * (s.tile_h // 2), col * (s.tile_w // 2)
             at = ((image * p.out_h + top) * p.out_w + left) * p.k + k
-        args: tuple[Any, ...] = (m, f.frame.load_pointer(BIAS) + k,
+        args: tuple[Any, ...] = (f.frame, m, f.frame.load_pointer(BIAS) + k,
                                  f.frame.load_pointer(RESIDUAL) + full,
                                  f.frame.load_pointer(Y) + at)
         if p.epilogue.mask:
