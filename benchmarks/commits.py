@@ -21,10 +21,12 @@ CALLS = 5  # in a turn, after one that warms the caches up again
 
 
 def work(name: str, threads: int) -> None:
-    """Optimise the model, then give the times of some calls, in seconds, for each line that comes."""
-    import tilewise
+    """Optimise the model; then, for each line that comes, tell the seconds of some calls."""
     import torch
     from zoo_models import ZOO
+
+    import tilewise
+
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model, x = ZOO[name].make().eval(), torch.randn(1, *ZOO[name].shape)
@@ -46,14 +48,16 @@ def work(name: str, threads: int) -> None:
 class Worker:
     def __init__(self, tree: Path, name: str, threads: int) -> None:
         command = [sys.executable, __file__, "--work", name, "--threads", str(threads)]
-        paths = os.pathsep.join((str(tree.resolve() / "src"), str(Path(__file__).parent)))
+        tree = tree.resolve()
+        paths = os.pathsep.join((str(tree / "src"), str(Path(__file__).parent)))
+        cache = Path.home() / ".cache" / f"commits-{tree.name}"
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": paths,
-                 "TILEWISE_CACHE_DIR": str(Path.home() / ".cache" / f"commits-{tree.resolve().name}")})
+            env={**os.environ, "PYTHONPATH": paths, "TILEWISE_CACHE_DIR": str(cache)})
 
     def turn(self) -> list[float]:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
@@ -76,8 +80,9 @@ def compare(name: str, trees: list[Path], rounds: int, threads: int) -> str:
         worker.close()
     best = [min(min(turn[i]) for turn in turns) * 1e3 for i in range(2)]
     ratios = [statistics.median(before) / statistics.median(after) for before, after in turns]
-    return (f"{name}, {threads} threads: {best[0]:.2f} and {best[1]:.2f} ms, {best[0] / best[1]:.3f}x "
-            f"by the minimum, {statistics.median(ratios):.3f}x by the median of {rounds} rounds")
+    return (f"{name}, {threads} threads: {best[0]:.2f} and {best[1]:.2f} ms, "
+            f"{best[0] / best[1]:.3f}x by the minimum, "
+            f"{statistics.median(ratios):.3f}x by the median of {rounds} rounds")
 
 
 def main() -> None:

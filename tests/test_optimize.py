@@ -121,6 +121,7 @@ def test_weights_changed_behind_autograds_back_are_used():
 
 
 def test_training_mode_trains(model):
+    torch.manual_seed(0)  # with some images torch's own ResNet-50 errs by 5 %
     own = copy.deepcopy(model)
     fast, x = tilewise.optimize(own), image(own, 4)
     exact = copy.deepcopy(own).double()
@@ -145,7 +146,7 @@ def test_training_mode_trains(model):
     # deep nets amplify every rounding, so torch's own error is the measure; and a value near zero
     # may pass ReLU, or of two nearly equal the other may win a window, in one of them only
     most = max(2e-2, 4 * max(error(torchs[name], grad) for name, grad in grads.items()))
-    assert most < 0.1
+    assert most < 0.2  # a mistake errs by 1
     for name, grad in grads.items():
         assert error(got[name].grad, grad) < most, name
     for name, value in fast.state_dict().items():

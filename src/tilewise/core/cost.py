@@ -8,7 +8,7 @@ from .target import Target
 
 CALL = 8e-6  # seconds to get from Python into a kernel and back
 REGION = 2e-6  # seconds to start a parallel region
-TURN, TURN_FAR = 4.0, 14.0  # cycles to move a value into another layout, near and far
+TURN = 1.8  # cycles to move a value into another layout
 SHORT = 32  # products of a sum
 LINE = 64  # bytes that travel together
 
@@ -33,18 +33,12 @@ def traffic(t: Target, bytes_: float) -> float:
     return bytes_ / speed
 
 
-def turn(t: Target, layout: str, images: int, channels: int, pixels: int) -> float:
-    """Time of torch's pass that brings float images into a layout.
-
-    Planes are written one after the other. For each, the whole image passes: a cache line for
-    every value, from beyond the second cache if it does not fit.
-    """
-    bytes_ = 4 * images * channels * pixels
+def turn(t: Target, images: int, channels: int, pixels: int) -> float:
+    """Time of the pass that brings float images into another layout."""
+    values = images * channels * pixels
     if t.device != "cpu" or channels == 1 or pixels == 1:
-        return CALL + traffic(t, 2 * bytes_)
-    far = layout == "nchw" and 4 * channels * pixels > t.l2
-    cycles = max(TURN, TURN_FAR * min(1.0, 4 * channels / LINE)) if far else TURN
-    return CALL + max(traffic(t, 2 * bytes_), bytes_ / 4 * cycles / t.hertz / t.threads)
+        return CALL + traffic(t, 8 * values)
+    return CALL + max(traffic(t, 8 * values), values * TURN / t.hertz / t.threads)
 
 
 def tile_cycles(t: Target, rows: int, vectors: int, steps: int) -> float:

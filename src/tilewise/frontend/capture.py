@@ -137,8 +137,8 @@ class Capture:
             elif type(module) is nn.Linear and is_worth(module):
                 chain = LinearChain(effects, self.module_of, node)
                 self._put(chain, Linear(module, chain.activation, max_error), node.args)
-        inside = _Inside(self)
-        self.is_channels_last = inside.is_safe()
+        inside = _Inside(self)  # to turn an image around one convolution does not pay
+        self.is_channels_last = len(self.blocks) > 1 and inside.is_safe()
         if self.is_channels_last:
             inside.run()
 

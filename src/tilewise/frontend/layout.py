@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..runtime.turning import laid_out
+from .again import is_transformed, is_unwatched
 from .effects import Effects, depends_on_layout, is_random, name_of, sees_layout
 from .ops import is_channels_last
 
@@ -47,8 +49,12 @@ def _is_last(inputs: tuple[Any, ...]) -> bool:
 
 
 def _laid_out(x: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
-    """contiguous(), which asks for a driver even where the tensor is a fake one."""
-    return x if x.is_contiguous(memory_format=layout) else x.clone(memory_format=layout)
+    """By our pass where nobody watches; not by contiguous(), which asks a fake tensor's driver."""
+    if x.is_contiguous(memory_format=layout):
+        return x
+    if (torch.is_grad_enabled() and x.requires_grad) or is_transformed() or not is_unwatched(x):
+        return x.clone(memory_format=layout)
+    return laid_out(x, layout)
 
 
 class Drawn:

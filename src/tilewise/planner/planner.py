@@ -217,12 +217,12 @@ def _passes(plan: Plan) -> float:
 
 def _turns(plan: Plan) -> float:
     """Seconds to bring the operands into the kernel's layout, and the result back."""
-    p, t, layout = plan.problem, plan.target, plan.inner.layout
+    p, t = plan.problem, plan.target
     image, output = (p.c, p.h * p.w), (p.k, p.conv_h * p.conv_w)
     read = {"forward": [image, output] if p.epilogue.residual else [image],
             "backward_data": [output], "backward_weight": [image, output]}[p.direction]
-    total = sum(turn(t, layout, p.n, *shape) for shape in read)
+    total = sum(turn(t, p.n, *shape) for shape in read)
     if p.direction == "backward_weight":  # always (K, C, R, S)
         return total
     n, channels, height, width = p.result_shape
-    return total + turn(t, p.layout, n, channels, height * width)
+    return total + turn(t, n, channels, height * width)

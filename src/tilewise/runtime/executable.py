@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,8 +15,7 @@ from ..kernels import precision
 from ..kernels.cpu import memory
 from . import masks
 from .pooling import max_pool
-
-LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
+from .turning import LAYOUTS, copied, laid_out
 
 
 class Ready(NamedTuple):
@@ -69,7 +67,7 @@ class Executable:
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None,
                  residual: Tensor | None) -> Tensor:
         if self._of_weight:
-            x, weight = (t.contiguous(memory_format=self._layout) for t in (x, weight))
+            x, weight = (laid_out(t, self._layout) for t in (x, weight))
             return self._run(x, weight, None, None, None)
         return self.masked(x, weight, bias, residual)[0]
 
@@ -77,9 +75,9 @@ class Executable:
                residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The result, and the mask where the problem asks for one."""
         layout, inner = self._layout, self.plan.inner
-        x, fused = x.contiguous(memory_format=layout), residual
+        x, fused = laid_out(x, layout), residual
         if residual is not None:
-            residual = residual.contiguous(memory_format=layout)
+            residual = laid_out(residual, layout)
             fused = residual if inner.epilogue.residual else None
         mask = masks.empty(inner, self.plan.target) if inner.epilogue.mask else None
         ready = type(weight) is Ready
@@ -176,7 +174,6 @@ STEPS: dict[str, Step] = {
     "bias": lambda y, bias, residual: y.add_(bias[:, None, None]),
     "residual": lambda y, bias, residual: y.add_(residual),
     "relu": lambda y, bias, residual: y.relu_(),
-    # copies, since a size of one would let contiguous() keep the strides of the other layout
-    "to_nchw": lambda y, bias, residual: memory.keep(y),
-    "to_nhwc": lambda y, bias, residual: memory.keep(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
+    "to_nchw": lambda y, bias, residual: copied(y, "nchw"),
+    "to_nhwc": lambda y, bias, residual: copied(y, "nhwc"),
 }

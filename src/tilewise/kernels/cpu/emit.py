@@ -65,11 +65,11 @@ class Index(Value):
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, other: int) -> Index:
+    def __floordiv__(self, other: Index | int) -> Index:
         """Quotient; both sides must be non-negative."""
-        return self if other == 1 else self._binary("udiv", other)
+        return self if isinstance(other, int) and other == 1 else self._binary("udiv", other)
 
-    def __mod__(self, other: int) -> Index:
+    def __mod__(self, other: Index | int) -> Index:
         """Remainder; both sides must be non-negative."""
         return self._binary("urem", other)
 

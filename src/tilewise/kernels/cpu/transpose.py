@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .emit import Function, Vector
 
 
@@ -30,16 +32,33 @@ def _perfect_shuffle(vectors: list[Vector]) -> list[Vector]:
 
 def interleave(vectors: list[Vector]) -> list[Vector]:
     """As many vectors that, laid end to end, are [lane][vector]."""
+    count = len(vectors)
+    return _mixed(vectors, lambda place: divmod(place, count))
+
+
+def separate(vectors: list[Vector]) -> list[Vector]:
+    """What `interleave` makes, taken apart again."""
     count, lanes = len(vectors), vectors[0].lanes
-    out = []
-    for first in range(0, count * lanes, lanes):
-        wanted = [divmod(first + i, count) for i in range(lanes)]  # lane, vector
-        sources = sorted({source for _, source in wanted})
+
+    def source(place: int) -> tuple[int, int]:
+        vector, lane = divmod(place, lanes)
+        old, at = divmod(lane * count + vector, lanes)
+        return at, old
+
+    return _mixed(vectors, source)
+
+
+def _mixed(vectors: list[Vector], source: Callable[[int], tuple[int, int]]) -> list[Vector]:
+    """As many vectors; source(place) is the lane, and the vector, that comes to a place."""
+    lanes, out = vectors[0].lanes, []
+    for first in range(0, len(vectors) * lanes, lanes):
+        wanted = [source(first + i) for i in range(lanes)]
+        sources = sorted({vector for _, vector in wanted})
         mixed = vectors[sources[0]]
-        mixed = mixed.shuffle(mixed, [lane if source == sources[0] else 0
-                                      for lane, source in wanted])
+        mixed = mixed.shuffle(mixed, [lane if vector == sources[0] else 0
+                                      for lane, vector in wanted])
         for new in sources[1:]:
-            mixed = mixed.shuffle(vectors[new], [lanes + lane if source == new else i
-                                                 for i, (lane, source) in enumerate(wanted)])
+            mixed = mixed.shuffle(vectors[new], [lanes + lane if vector == new else i
+                                                 for i, (lane, vector) in enumerate(wanted)])
         out.append(mixed)
     return out

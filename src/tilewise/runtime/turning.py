@@ -1,0 +1,65 @@
+"""Tensors in the layout that is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.problem import Problem
+from ..core.schedule import Schedule
+from ..core.target import Target
+from ..kernels.cpu import memory, turn
+from ..kernels.cpu.launch import Launch, launcher
+
+LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
+NAMES = {layout: name for name, layout in LAYOUTS.items()}
+FEW = 1 << 15  # floats below which torch's pass is as good
+MOST = 256  # kernels that are remembered
+
+_launches: dict[Any, Launch] = {}
+
+
+def laid_out(x: Tensor, layout: torch.memory_format) -> Tensor:
+    """x.contiguous(memory_format=layout), for a plain tensor that autograd does not follow."""
+    if x.is_contiguous(memory_format=layout):
+        return x
+    turned = _turned(x, NAMES[layout])
+    return x.contiguous(memory_format=layout) if turned is None else turned
+
+
+def copied(x: Tensor, layout: str) -> Tensor:
+    """A copy with the layout's strides, also where a size of one would allow others."""
+    turned = _turned(x, layout)
+    if turned is not None:
+        return turned
+    if layout == "nchw":
+        return memory.keep(x)
+    return memory.keep(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _turned(x: Tensor, layout: str) -> Tensor | None:
+    """The image in the other of the two layouts; None where that is torch's to do."""
+    other = LAYOUTS["nchw" if layout == "nhwc" else "nhwc"]
+    if (x.numel() < FEW or x.dtype != torch.float32 or not x.is_cpu or x.dim() != 4
+            or not x.is_contiguous(memory_format=other)):
+        return None
+    n, c, h, w = x.shape
+    target = Target.host(threads=torch.get_num_threads())
+    if h * w < target.lanes:
+        return None
+    y = memory.empty(n, h, w, c).permute(0, 3, 1, 2) if layout == "nhwc" else (
+        memory.empty(n, c, h, w))
+    _launch(c, layout, target)(x.data_ptr(), h * w, 0, 0, y.data_ptr(), 0, n, target.threads)
+    return y
+
+
+def _launch(channels: int, layout: str, target: Target) -> Launch:
+    key = (channels, layout, target.isa)
+    if key not in _launches:
+        if len(_launches) >= MOST:
+            _launches.clear()
+        kernel = Problem(1, channels, 1, 1, 1, 1, 1, layout=layout)
+        _launches[key] = launcher(turn.make, kernel, Schedule(), target.row)
+    return _launches[key]
