@@ -13,6 +13,8 @@ from ..core.target import Target
 from . import matrix_direct
 from .common import CpuAlgorithm, cpu_f32_forward, fits, on_matrix, products, streams
 
+ALONE = 1.2  # times as long as cpu_direct takes to read the weights of one pixel, as measured
+
 
 class CpuPointwise(CpuAlgorithm):
     """Lays all pixels of an image in one row; the kernel is that of cpu_direct."""
@@ -74,8 +76,9 @@ class CpuPointwise(CpuAlgorithm):
         tiles = p.n * q.conv_h * cols * k_vectors / s.vectors
         blocks = p.n * q.conv_h * math.ceil(cols / s.block_cols)
         stream = p.weight_bytes * blocks / t.lanes / 2
+        weights = p.weight_bytes * (ALONE if q.conv_w == 1 else 1.0)
         return seconds(t, one * tiles + stream, p.image_bytes, blocks * s.k_parts,
-                       weights=p.weight_bytes)
+                       weights=weights)
 
 
 def _in_a_row(p: Problem) -> Problem:

@@ -8,7 +8,7 @@ from .target import Target
 
 CALL = 8e-6  # seconds to get from Python into a kernel and back
 REGION = 2e-6  # seconds to start a parallel region
-TURN = 1.8  # cycles to move a value into another layout
+TURN = 2.2  # cycles to move a value into another layout
 SHORT = 32  # products of a sum
 LINE = 64  # bytes that travel together
 
