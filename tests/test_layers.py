@@ -1,7 +1,7 @@
 """Layers that people have: estimates choose what was measured to be fast enough beside torch.
 
 `benchmarks/layers.py` has the layers and made tests/layers.json, on a Xeon with a matrix unit:
-by layer, the algorithms that reached .9 of torch's, called in the same way, on one thread or on two.
+by layer, the algorithms that reached .9 of torch's, called in the same way, on one thread or two.
 """
 
 from __future__ import annotations
