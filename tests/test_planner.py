@@ -264,3 +264,37 @@ def test_interleaved_repeats_short_calls() -> None:
 
     interleaved([run], rounds=2, sample=0.002)
     assert count > 200
+
+
+RESNET = ("n1c3h224w224k64r7s7u2p3_f32_forward+bias+relu",
+          "n1c64h56w56k64r3s3p1_f32_forward+bias+relu",
+          "n1c64h56w56k64r3s3p1_f32_forward+bias+residual+relu",
+          "n1c64h56w56k128r3s3u2p1_f32_forward+bias+relu", "n1c64h56w56k128r1s1u2_f32_forward+bias",
+          "n1c128h28w28k128r3s3p1_f32_forward+bias+relu",
+          "n1c256h14w14k256r3s3p1_f32_forward+bias+relu",
+          "n1c256h14w14k512r1s1u2_f32_forward+bias", "n1c512h7w7k512r3s3p1_f32_forward+bias+relu")
+
+
+def test_batches_share_code():
+    """A server with batches of 1 to 8 stalls for few of them."""
+    planner, known = Planner(ALGORITHMS), set()
+    new = {}
+    for n in (1, 8, 4, 2, 3, 5, 6, 7):
+        before = len(known)
+        for text in RESNET:
+            plan = planner.plan(Problem.parse(text).with_(n=n), HOST, max_error=2e-5, bits=24)
+            known.add((text, plan.algorithm, plan.schedule))
+        new[n] = len(known) - before
+    assert new[1] == len(RESNET)
+    assert new[8] + new[4] + new[2] <= len(RESNET) * 4 // 3  # without sharing nearly thrice as many
+    assert new[3] + new[5] + new[6] + new[7] == 0
+
+
+def test_code_does_not_depend_on_what_was_asked_before():
+    fresh, used = Planner(ALGORITHMS), Planner(ALGORITHMS)
+    for n in (1, 32, 8, 3):
+        for text in RESNET:
+            used.plan(Problem.parse(text).with_(n=n), HOST)
+    for text in RESNET:
+        p = Problem.parse(text).with_(n=3)
+        assert fresh.plan(p, HOST) == used.plan(p, HOST)

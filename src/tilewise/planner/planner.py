@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic, turn
 from ..core.errors import InvalidSchedule, NoAlgorithm, TilewiseError, UnknownAlgorithm
+from ..core.lru import Lru
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.progress import Tell, counting, silent
@@ -19,6 +20,10 @@ from .wisdom import Wisdom, bucket
 
 ROUNDS = 7  # in which candidates take turns
 CLOSE = 1.15  # those that take at most this much longer than the fastest meet again
+# batches whose code serves others, if it takes them at most so many times as long as their own
+COMMON = {1: 1.1, 8: 1.1}
+ROUNDED = 1.5  # the same for the next power of two
+Code = tuple[str, Schedule]  # an algorithm and its schedule
 Start = Callable[[Plan], Callable[[], object]]  # makes a plan ready to be timed
 
 
@@ -42,6 +47,7 @@ class Planner:
         self.wisdom = Wisdom() if wisdom is None else wisdom
         # decided elsewhere: comes before all that is known here, and is never saved
         self.decided = Wisdom(dict(self.wisdom.versions))
+        self._codes: Lru[Code] = Lru(limit=2048)
 
     def algorithm(self, name: str) -> Algorithm:
         for algorithm in self.algorithms:
@@ -52,7 +58,17 @@ class Planner:
 
     def candidates(self, p: Problem, t: Target, max_error: float | None = None,
                    bits: int = 0) -> list[Candidate]:
-        """Every algorithm's answers, the cheapest first, refusals last."""
+        """Every algorithm's answers, what an estimate chooses first, refusals last."""
+        answers = self._ranked(p, t, max_error, bits)
+        if not answers or answers[0].plan is None:
+            return answers
+        plan = self._with_known_code(answers[0].plan, max_error, bits)
+        own = next(answer for answer in answers if answer.algorithm == plan.algorithm)
+        return [replace(own, plan=plan), *(answer for answer in answers if answer is not own)]
+
+    def _ranked(self, p: Problem, t: Target, max_error: float | None,
+                bits: int) -> list[Candidate]:
+        """The same by costs alone."""
         answers = [answer for algorithm in self.algorithms
                    for answer in self._answers(algorithm, p, t, max_error, bits)]
         return sorted(answers, key=lambda answer: self._rank(answer, p, t))
@@ -76,6 +92,46 @@ class Planner:
         if effort == "wisdom_only":
             return next((plan for plan in plans if self._is_baseline(plan)), plans[0])
         return plans[0] if effort == "estimate" else self._learned(plans, effort, max_error, bits)
+
+    def _with_known_code(self, plan: Plan, max_error: float | None, bits: int) -> Plan:
+        """The code of another batch, if that is nearly as good: a server meets many batches.
+
+        It depends on the problem alone, not on what was called before, and so do the results.
+        """
+        p = plan.problem
+        for n, room in {**COMMON, bucket(p): ROUNDED}.items():
+            if n == p.n:
+                break
+            code = self._code(p.with_(n=n), plan.target, max_error, bits)
+            same = self._again(code, plan) if code else None
+            if same is not None and self._seconds(same) <= room * self._seconds(plan):
+                return same
+        return plan
+
+    def _code(self, p: Problem, t: Target, max_error: float | None,
+              bits: int) -> Code | None:
+        """What an estimate says, without wisdom; remembered, since many batches ask for it."""
+        key = (p, t, max_error, bits)
+        found = self._codes.get(key)
+        if found is None:
+            plan = self.candidates(p, t, max_error, bits)[0].plan
+            if plan is not None:
+                found = self._codes.put(key, (plan.algorithm, plan.schedule))
+        return found
+
+    def _again(self, code: Code, plan: Plan) -> Plan | None:
+        """A plan of the same problem with other code, if that is legal."""
+        algorithm, schedule = self.algorithm(code[0]), code[1]
+        inner = inner_problem(algorithm, plan.problem)
+        if algorithm.reject(inner, plan.target) or not _is_legal(algorithm, inner, plan.target,
+                                                                 schedule):
+            return None
+        return _plan(algorithm, plan.problem, plan.target, inner, schedule, plan.held)
+
+    def _seconds(self, plan: Plan) -> float:
+        """On two threads, whatever the number: one algorithm, and so the same bits."""
+        return _plan(self.algorithm(plan.algorithm), plan.problem, plan.target.with_(threads=2),
+                     plan.inner, plan.schedule, plan.held).seconds
 
     def measure(self, plans: Sequence[Plan], tell: Tell = silent) -> list[Plan]:
         """The plans with their measured times, the fastest first; hopeless ones are left out."""
