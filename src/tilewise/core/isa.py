@@ -48,6 +48,8 @@ ISA_ROWS = (
 )
 
 ISA = {row.name: row for row in ISA_ROWS}
+# whether this machine has any of them; where not, torch computes everything
+KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_ROWS)
 
 
 @lru_cache(maxsize=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -99,8 +100,12 @@ def _cache_bytes(level: int, default: int) -> int:
 @lru_cache(maxsize=64)
 def _host(isa: str | None, threads: int) -> Target:
     rows = [row.name for row in available()]
-    name = isa or next(iter(rows), "generic")
+    if not rows:
+        raise TilewiseError(f"this machine is {platform.machine() or 'unknown'}, needs x86-64 or "
+                            "64-bit Arm: no code can be written for it, models and conv2d are "
+                            "left to torch")
+    name = isa or rows[0]
     if name not in rows:
-        raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows) or 'none'}")
+        raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows)}")
     return Target("cpu", name, threads, l1=_cache_bytes(1, 32 << 10),
                   l2=_cache_bytes(2, 1 << 20), l3=_cache_bytes(3, 32 << 20))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..algorithms import LINEAR
+from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
 from ..kernels import precision
@@ -51,7 +52,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 def is_worth(layer: nn.Linear) -> bool:
     """Whether there is a setting in which this machine would not leave the layer to torch."""
     c, k = layer.in_features, layer.out_features
-    return bool(c and k and layer.weight.is_cpu) and not all(
+    return bool(c and k and layer.weight.is_cpu and KNOWN) and not all(
         a.baseline or a.reject(Problem(1, c, 1, 1, k, 1, 1), Target.host()) for a in LINEAR)
 
 
@@ -91,8 +92,8 @@ class Linear(nn.Module):
 def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether these are numbers in memory that nobody traces, transforms or differentiates."""
     tensors = [t for t in (x, weight, bias) if t is not None]
-    if (not is_unwatched(*tensors) or is_transformed() or torch.is_autocast_enabled("cpu")
-            or wants_gradient(*tensors) or any(t.dtype != torch.float32 for t in tensors)):
+    if (not KNOWN or not is_unwatched(*tensors) or is_transformed()
+            or torch.is_autocast_enabled("cpu") or wants_gradient(*tensors) or any(t.dtype != torch.float32 for t in tensors)):
         return False
     followed = weight.is_contiguous()  # else prepared in every call
     shapes = (weight.dim() == 2 and weight.shape[0] > 0 and x.dim() > 0 and x.numel() > 0

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..algorithms import ALGORITHMS
 from ..core.errors import InvalidProblem
+from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
 from ..kernels import precision
 from ..kernels.cpu.masks import pixel_bytes
@@ -112,8 +113,9 @@ def _can_fold(weight: Tensor, norm: Norm) -> bool:
 
 
 def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
-    """Types and sizes no problem describes, and modes that an operator of ours cannot see."""
-    if x.dtype not in NAMES or 0 in x.shape[1:] or 0 in weight.shape:
+    """Types and sizes no problem describes, modes that an operator of ours cannot see, and CPUs
+    that no code is written for."""
+    if x.dtype not in NAMES or 0 in x.shape[1:] or 0 in weight.shape or not KNOWN:
         return True
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -42,7 +43,7 @@ def copied(x: Tensor, layout: str) -> Tensor:
 def _turned(x: Tensor, layout: str) -> Tensor | None:
     """The image in the other of the two layouts; None where that is torch's to do."""
     other = LAYOUTS["nchw" if layout == "nhwc" else "nhwc"]
-    if (x.numel() < FEW or x.dtype != torch.float32 or not x.is_cpu or x.dim() != 4
+    if (not KNOWN or x.numel() < FEW or x.dtype != torch.float32 or not x.is_cpu or x.dim() != 4
             or not x.is_contiguous(memory_format=other)):
         return None
     n, c, h, w = x.shape

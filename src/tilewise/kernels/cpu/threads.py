@@ -94,8 +94,7 @@ def _read_control(f: Function) -> Any:
         slot = f.slot()
         f.ll.call(f.intrinsic("llvm.x86.sse.stmxcsr", VOID, [PTR]), [slot])
         return f.ll.load(slot, typ=I32)
-    kind = ir.FunctionType(I64, [])
-    return f.ll.asm(kind, "mrs $0, fpcr", "=r", [], side_effect=True)
+    return f.ll.call(f.intrinsic("llvm.aarch64.get.fpcr", I64, []), [])
 
 
 def _write_control(f: Function, value: Any) -> None:
@@ -104,8 +103,7 @@ def _write_control(f: Function, value: Any) -> None:
         f.ll.store(value, slot)
         f.ll.call(f.intrinsic("llvm.x86.sse.ldmxcsr", VOID, [PTR]), [slot])
         return
-    kind = ir.FunctionType(VOID, [I64])
-    f.ll.asm(kind, "msr fpcr, $0", "r", [value], side_effect=True)
+    f.ll.call(f.intrinsic("llvm.aarch64.set.fpcr", VOID, [I64]), [value])
 
 
 class _Runtime:
