@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 from collections.abc import Iterator
@@ -12,20 +13,27 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ..core.isa import KNOWN
+from ..core.problem import Problem
+from ..core.target import Target
 from .again import PLAIN, is_transformed
 from .capture import Capture
 from .guards import FIXED, Refused
 from .nn import Block
+from .ops import ENGINE
 from .values import Mismatch
 
 MOST = 8  # captures of one module: more of them mean that it changes with every call
 
 
 class Captured:
-    """Takes the place of a module's forward; copied and saved without its captures."""
+    """Takes the place of a module's forward; copied and saved without its captures.
+
+    What was measured for it, `tuned`, goes into a file with it, and is known where that is loaded.
+    """
 
     def __init__(self, module: nn.Module, max_error: float | None) -> None:
         self.module, self.max_error = module, max_error
+        self.tuned: list[tuple[Problem, Target]] = []
         self._forget()
 
     def _forget(self) -> None:
@@ -34,11 +42,20 @@ class Captured:
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "max_error": self.max_error}
+        return {"module": self.module, "max_error": self.max_error, "tuned": self.tuned,
+                "wisdom": ENGINE.planner.wisdom.about(self.tuned).to_json() if self.tuned else ""}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        wisdom = state.pop("wisdom", "")
+        self.__dict__.update({"tuned": [], **state})
         self._forget()
+        if wisdom:
+            ENGINE.read_wisdom(wisdom, "of the model that is loaded")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Captured:
+        twin = Captured(copy.deepcopy(self.module, memo), self.max_error)
+        twin.tuned = list(self.tuned)
+        return twin
 
     @property
     def __code__(self) -> Any:
@@ -150,6 +167,13 @@ def prepare(model: nn.Module, arguments: tuple[Any, ...]) -> None:
     forward = model.__dict__.get("forward")
     if isinstance(forward, Captured):
         forward.find(arguments, {})
+
+
+def carry(model: nn.Module, problems: list[tuple[Problem, Target]]) -> None:
+    """Let a model take along what was measured for these."""
+    for captured in all_captured(model):
+        captured.tuned = list(dict.fromkeys(problems))
+        return
 
 
 def is_whole(model: nn.Module) -> bool:

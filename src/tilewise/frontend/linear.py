@@ -93,7 +93,8 @@ def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether these are numbers in memory that nobody traces, transforms or differentiates."""
     tensors = [t for t in (x, weight, bias) if t is not None]
     if (not KNOWN or not is_unwatched(*tensors) or is_transformed()
-            or torch.is_autocast_enabled("cpu") or wants_gradient(*tensors) or any(t.dtype != torch.float32 for t in tensors)):
+            or torch.is_autocast_enabled("cpu") or wants_gradient(*tensors)
+            or any(t.dtype != torch.float32 for t in tensors)):
         return False
     followed = weight.is_contiguous()  # else prepared in every call
     shapes = (weight.dim() == 2 and weight.shape[0] > 0 and x.dim() > 0 and x.numel() > 0

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from ..core.errors import TilewiseError
 from ..core.progress import Tell, silent
 from .capture import Capture
-from .captured import arm, form_of, prepare
+from .captured import arm, carry, form_of, prepare
 from .guards import Guards, Refused
 from .linear import Linear
 from .nn import Block
@@ -59,7 +59,9 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     if example is None or _is_lazy(model):
         return result
     arguments = arguments_of(example)
-    tune(result, example, effort, max_error, tell)
+    layers = tune(result, example, effort, max_error, tell)
+    if effort in MEASURING:
+        carry(result, [(layer.plan.problem, layer.plan.target) for layer in layers])
     if not _agrees(model, result, arguments, max_error):
         return _left_alone(model, keep_original)
     prepare(result, arguments)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,20 @@ class Wisdom:
                                          and entry.seconds < mine.seconds):
                 self.entries[name] = entry
 
+    def about(self, problems: Iterable[tuple[Problem, Target]]) -> Wisdom:
+        """What is known of these, whatever was asked of the results."""
+        names = tuple(f"{key(p, t)}" for p, t in problems)
+        found = Wisdom(dict(self.versions))
+        found.entries = {name: entry for name, entry in self.entries.items()
+                         if name.partition(WITHIN)[0] in names}
+        return found
+
+    def read(self, text: str, origin: Path) -> int:
+        """Merge entries as text; returns how many there were."""
+        found = _parse(text, origin)
+        self.merge(found)
+        return len(found.entries)
+
     def forget(self) -> None:
         self.entries.clear()
 
@@ -121,9 +135,7 @@ class Wisdom:
         except (OSError, UnicodeDecodeError) as problem:
             warnings.warn(f"wisdom {path} cannot be read: {problem}", stacklevel=2)
             return 0
-        found = _parse(text, path)
-        self.merge(found)
-        return len(found.entries)
+        return self.read(text, path)
 
     def save(self, path: Path) -> None:
         """Add the entries to a file, whatever other processes add meanwhile."""

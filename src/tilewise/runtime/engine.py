@@ -70,6 +70,11 @@ class Engine:
             self.executables.clear()
         return found
 
+    def read_wisdom(self, text: str, origin: str) -> None:
+        """The same for what came with something else."""
+        if self.planner.wisdom.read(text, Path(origin)):
+            self.executables.clear()
+
     def build(self, plan: Plan) -> Executable:
         return Executable(plan, self.planner.algorithm(plan.algorithm), self.unspread)
 

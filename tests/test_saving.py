@@ -1,0 +1,52 @@
+"""Optimised models in files: speed and plans come along."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import tilewise
+from tilewise.frontend import variants
+from tilewise.frontend.captured import all_captured
+
+LOADS = """
+import sys, torch, tilewise
+from tilewise.frontend.tuning import observe
+model = torch.load(sys.argv[1], weights_only=False)
+print(*(layer.plan.source for layer in observe(model, torch.randn(1, 8, 20, 20))))
+"""
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(8, 24, 3), nn.ReLU(), nn.Conv2d(24, 8, 3)).eval()
+
+
+def test_what_was_measured_is_saved_with_the_model(tmp_path, monkeypatch):
+    """Another process that loads it, without this one's wisdom, runs the same plans."""
+    monkeypatch.setattr(variants, "_others", lambda *_: [])  # ours, however fast it is
+    fast = tilewise.optimize(small(), torch.randn(1, 8, 20, 20), effort="measure")
+    torch.save(fast, tmp_path / "model.pt")
+    environment = {**os.environ, "TILEWISE_CACHE_DIR": str(tmp_path / "cache")}
+    said = subprocess.run([sys.executable, "-c", LOADS, str(tmp_path / "model.pt")],
+                          env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["wisdom", "wisdom"]
+
+
+@pytest.mark.parametrize("again", [
+    lambda model: pickle.loads(pickle.dumps(model)),
+    lambda model: pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(model))))])
+def test_a_loaded_model_is_captured_whole(again):
+    """In one graph, inside of which images lie channels-last."""
+    loaded, x = again(tilewise.optimize(small())), torch.randn(1, 8, 20, 20)
+    with torch.no_grad():
+        loaded(x)
+    (captured,) = all_captured(loaded)
+    ((capture,),) = captured.captures.values()
+    assert capture.is_channels_last
+    assert len(capture.blocks) == 2
