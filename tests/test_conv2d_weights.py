@@ -119,6 +119,7 @@ def test_a_weight_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_made_in_inference_mode() -> None:
+    gc.collect()  # of others
     with torch.inference_mode():
         x, weight = draw(1, 8, 9, 9), draw(8, 8, 3, 3)
         before = len(MADE)

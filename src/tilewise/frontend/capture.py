@@ -28,7 +28,9 @@ class Names:
     """What a graph's code finds by name: modules, and tensors where modules have them now."""
 
     def __init__(self, modules: dict[str, Any], tensors: dict[str, tuple[nn.Module, str]]) -> None:
-        self.__dict__.update(modules)
+        # our own have no hooks, and nn.Module's look for some takes longer than ours for a plan
+        self.__dict__.update({name: step.forward if isinstance(step, Block | Linear) else step
+                              for name, step in modules.items()})
         self._tensors = tensors
 
     def __getattr__(self, name: str) -> Any:

@@ -42,8 +42,8 @@ class Made:
 
     def __init__(self, sources: Sequence[Tensor | None], forget: Any = None) -> None:
         tensors = [tensor for tensor in sources if tensor is not None]
-        self._places = [(weakref.ref(t, forget), None if t.is_inference() else t._version,
-                         t.data_ptr(), t.shape, t.stride()) for t in tensors]
+        self._refs = [weakref.ref(t, forget) for t in tensors]
+        self._places = [_place(t) for t in tensors]
         self._fingerprint = Fingerprint([(t.data_ptr(), t.numel(), t.shape[0] if t.dim() else 1)
                                          for t in tensors if t.is_cpu],
                                         at_once=any(t.is_inference() for t in tensors))
@@ -53,24 +53,27 @@ class Made:
 
     def is_of(self, sources: Sequence[Tensor | None]) -> bool:
         self.used = next(_clock)  # also by calls that are repeated without a look-up
-        tensors = [tensor for tensor in sources if tensor is not None]
-        if self._step != _steps or len(tensors) != len(self._places):
+        if self._step != _steps:
             return False
-        for (ref, version, address, shape, stride), tensor in zip(self._places, tensors,
-                                                                  strict=True):
-            same = ref() is tensor  # an id can be given again
-            if (not same or (version is not None and tensor._version != version)
-                    or tensor.data_ptr() != address or tensor.shape != shape
-                    or tensor.stride() != stride):
-                return False
-        return self._fingerprint.still_holds()
+        tensors = [tensor for tensor in sources if tensor is not None]
+        # an id can be given again, a reference cannot
+        return (len(tensors) == len(self._refs)
+                and all(ref() is tensor for ref, tensor in zip(self._refs, tensors))
+                and [_place(tensor) for tensor in tensors] == self._places
+                and self._fingerprint.still_holds())
 
     def bytes(self) -> int:
         """What it holds besides its sources."""
         owned = {v.data_ptr(): v.numel() * v.element_size() for v in _tensors(self.value)}
-        for _, _, address, *_ in self._places:
+        for address, *_ in self._places:
             owned.pop(address, None)
         return sum(owned.values())
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """What changes with a tensor besides its values; in inference mode versions are not counted."""
+    return (tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.shape,
+            tensor.stride())
 
 
 def _tensors(value: Any) -> list[Tensor]:
