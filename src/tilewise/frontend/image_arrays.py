@@ -9,7 +9,7 @@ import torch
 
 from ..algorithms import FILTERS
 from ..core.errors import InvalidProblem
-from ..core.filter import Filter
+from ..core.filter import WIDE, Filter
 from ..core.target import Target
 from ..runtime.filters import NAMES, FilterCall, FilterEngine, FilterExecutable, View, empty
 
@@ -20,6 +20,9 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
               out: Any, dtype: Any, algorithm: str | None) -> Any:
     """filter2d of a NumPy array with a float64 kernel."""
     image = np.asarray(image)
+    if image.dtype.kind == "b":
+        dtype = np.float32 if dtype is None and out is None else dtype
+        image = image.view(np.uint8)
     anchor = anchor if anchor is None else tuple(anchor)
     key = (image.shape, image.strides, image.dtype, _signature(out), kernel.shape,
            kernel.tobytes(), border, anchor, flip, dtype, algorithm, torch.get_num_threads())
@@ -34,7 +37,7 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
     x = as_batch(image)
     y = output_like(x, call.dtype) if out is None else as_batch(out)
     if call.run is not None:
-        call.run(x, y, call.kernel, 0.0 if border == "zero" else float(value))
+        call.run(x, y, call.kernel, value)
     return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
 
 
@@ -74,7 +77,8 @@ def _check(image: Any, kernel: Any, out: Any, dtype: Any) -> None:
     for name, found in (("image", image.dtype),
                         ("the result", np.dtype(dtype or (image if out is None else out).dtype))):
         if found not in NAMES:
-            raise InvalidProblem(f"{name} is {found}, needs one of {', '.join(map(str, NAMES))}")
+            known = ["bool"] * (name == "image") + [*map(str, NAMES)]
+            raise InvalidProblem(f"{name} is {found}, needs one of {', '.join(known)}")
 
 
 def as_batch(image: Any) -> Any:
@@ -121,8 +125,7 @@ def output_like(x: Any, dtype: Any) -> Any:
 def _executable(x: Any, y: Any, kernel: Any, border: str, anchor: tuple[int, int],
                 algorithm: str | None) -> FilterExecutable:
     threads = torch.get_num_threads()
-    work = "f64" if np.float64 in (x.dtype, y.dtype) else "f32"
-    rank = ENGINE.rank(kernel, work)
+    rank = ENGINE.rank(kernel, "f64" if WIDE & {NAMES[x.dtype], NAMES[y.dtype]} else "f32")
     key = (x.shape, x.strides, x.dtype, y.strides, y.dtype, kernel.shape, rank, border, anchor,
            algorithm, threads)
     found = ENGINE.ready.get(key)
