@@ -51,8 +51,8 @@ def meaning(border: str, value: float | None) -> tuple[str, float]:
     if value is not None and border != "constant":
         raise InvalidProblem(f'value is {value} and border is "{border}", which has none; '
                              'pass border="constant" or leave value out')
-    name = SYNONYMS.get(border, border)
-    if name not in BORDERS:
+    name = SYNONYMS.get(str(border), border)
+    if not isinstance(name, str) or name not in BORDERS:
         raise InvalidProblem(f"border is {border!r}, needs one of {', '.join(BORDERS)}")
     return name, float(value or 0.0)
 

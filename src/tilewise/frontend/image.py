@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..core.borders import meaning
+from ..core.errors import InvalidProblem
 from .image_arrays import on_arrays
 from .image_torch import on_tensors
 
@@ -34,5 +35,12 @@ def filter2d(image: Any, kernel: Any, *, border: str = "reflect", value: float |
     border, constant = meaning(border, value)
     if isinstance(image, Tensor):
         return on_tensors(image, kernel, border, constant, anchor, flip, out, dtype, algorithm)
-    return on_arrays(image, np.asarray(kernel, np.float64), border, constant, anchor, flip,
-                     out, dtype, algorithm)
+    return on_arrays(image, _numbers(kernel), border, constant, anchor, flip, out, dtype,
+                     algorithm)
+
+
+def _numbers(kernel: Any) -> Any:
+    try:
+        return np.asarray(kernel, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidProblem(f"kernel is no array of numbers, needs two sizes: {error}") from None

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ..core.borders import CONSTANT, sources
 from ..core.errors import InvalidProblem
+from .checks import kind_of
 from .image_arrays import is_interleaved, is_planar, on_arrays
 from .ops import _LIBRARY, wants_gradient
 
@@ -18,7 +19,7 @@ def on_tensors(image: Tensor, kernel: Any, border: str, value: float, anchor: An
                out: Any, dtype: Any, algorithm: str | None) -> Any:
     """filter2d of a torch tensor."""
     kernel = torch.as_tensor(kernel, device=image.device)
-    _check(image, kernel, anchor)
+    _check(image, kernel, anchor, out, dtype)
     if image.dtype == torch.bool:
         dtype = torch.float32 if dtype is None and out is None else dtype
         image = image.view(torch.uint8)
@@ -39,7 +40,13 @@ def on_tensors(image: Tensor, kernel: Any, border: str, value: float, anchor: An
     return out
 
 
-def _check(image: Tensor, kernel: Tensor, anchor: Any) -> None:
+def _check(image: Tensor, kernel: Tensor, anchor: Any, out: Any, dtype: Any) -> None:
+    if out is not None and not isinstance(out, Tensor):
+        raise InvalidProblem(f"out is {kind_of(out)}, needs a torch.Tensor for an image that is "
+                             "one")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise InvalidProblem(f"dtype is {dtype!r}, needs a torch.dtype such as torch.uint8 for an "
+                             "image that is a tensor")
     if image.dim() not in (2, 3, 4):
         raise InvalidProblem(f"image has shape {tuple(image.shape)}, needs (H, W), (H, W, C) or "
                              "(N, H, W, C)")
