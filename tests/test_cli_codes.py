@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,11 @@ def test_exported_wisdom_can_be_read_by_whom_the_umask_lets(umask: int, mode: in
             assert Path(name).stat().st_mode & 0o777 == mode
     finally:
         os.umask(before)
+
+
+def test_no_typer_is_allowed_that_crashes() -> None:
+    """0.12.3 does not know `int | None`; up to 0.15.3 it takes releases of click that break it."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    least = re.search(r'"typer>=([\d.]+)"', text)
+    assert least is not None
+    assert tuple(map(int, least[1].split("."))) >= (0, 15, 4)
