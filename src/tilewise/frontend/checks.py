@@ -16,6 +16,14 @@ ADVICE = {  # for an example, by what it is
 }
 
 
+class CannotScript(TilewiseError, AttributeError):
+    """Also what is expected where somebody looks for an attribute that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__("torch.jit.script cannot read an optimised model: script the original, "
+                         "torch.jit.script(original), or trace this one, torch.jit.trace")
+
+
 def kind_of(value: Any) -> str:
     """What a message calls a value.
 

@@ -18,7 +18,7 @@ from ..core.errors import TilewiseError
 from ..core.progress import Tell, silent
 from .capture import Capture
 from .captured import arm, form_of, prepare
-from .checks import arguments_of, check_bound, check_module
+from .checks import CannotScript, arguments_of, check_bound, check_module
 from .guards import Guards, Refused
 from .linear import Linear
 from .nn import Block
@@ -181,6 +181,9 @@ class Released(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_guards": None}  # what they compare is of this process
+
+    def __prepare_scriptable__(self) -> Any:
+        raise CannotScript
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
