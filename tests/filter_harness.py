@@ -14,11 +14,11 @@ import torch
 from guarded import PAGE, Mismatch, Region
 
 import tilewise
-from tilewise.core.borders import BORDERS, CONSTANT, sources
+from tilewise.core.borders import BORDERS, CONSTANT, SYNONYMS, meaning, sources
 from tilewise.frontend import image_arrays as frontend
 from tilewise.runtime import filters
 
-TYPES = ("uint8", "uint16", "int16", "float32", "float64")
+TYPES = ("uint8", "uint16", "int16", "int32", "float32", "float64")
 SIZES = ((1, 1), (1, 5), (2, 2), (3, 3), (3, 3), (4, 3), (5, 5), (5, 5), (7, 7), (6, 9), (9, 2),
          (11, 13), (20, 17))
 FILL = 0xFF  # all bits set is a NaN in both float types
@@ -32,7 +32,7 @@ class Case:
     image: Any
     kernel: Any
     border: str
-    value: float
+    value: float | None
     anchor: tuple[int, int] | None
     flip: bool
     dtype: str
@@ -66,7 +66,8 @@ def random_case(rng: random.Random, format: Format, largest: int = 300) -> Case:
     image = laid_out(shape, kind, layout, data)
     kernel = random_kernel(data, r, s, integers, rank)
     anchor = None if rng.random() < 0.5 else (rng.randrange(r), rng.randrange(s))
-    border, value = rng.choice(tuple(BORDERS)), rng.choice((0.0, 1.0, -2.5, 40.0))
+    border = rng.choice((*BORDERS, *SYNONYMS))
+    value = rng.choice((0.0, 1.0, -2.5, 40.0)) if border == "constant" else None
     flip = rng.random() < 0.3
     return Case(image, kernel, border, value, anchor, flip, dtype,
                 f"{kind} {shape} {layout}, {r}x{s} at {anchor}, {border} {value}, flip={flip}, "
@@ -157,10 +158,10 @@ def definition(case: Case, image: Any = None, kernel: Any = None) -> Any:
     kernel, (row, column) = frontend.oriented(kernel, case.anchor, case.flip)
     r, s = kernel.shape
     _, h, w, _ = x.shape
-    rows = sources(h, row, r - 1 - row, case.border)
-    columns = sources(w, column, s - 1 - column, case.border)
+    border, constant = meaning(case.border, case.value)
+    rows = sources(h, row, r - 1 - row, border)
+    columns = sources(w, column, s - 1 - column, border)
     wide = x[:, rows][:, :, columns]
-    constant = 0.0 if case.border == "zero" else case.value
     wide[:, rows == CONSTANT] = constant
     wide[:, :, columns == CONSTANT] = constant
     total = np.zeros(x.shape)
@@ -173,7 +174,7 @@ def definition(case: Case, image: Any = None, kernel: Any = None) -> Any:
 def spread(case: Case) -> float:
     """The size of an output whose terms do not cancel: the largest root of squares."""
     squares = Case(case.image.astype(np.float64) ** 2, case.kernel ** 2, case.border,
-                   case.value ** 2, case.anchor, case.flip, case.dtype, case.text)
+                   case.value and case.value ** 2, case.anchor, case.flip, case.dtype, case.text)
     return float(np.sqrt(definition(squares).max(initial=0.0)))
 
 

@@ -108,3 +108,24 @@ def test_pages_with_code_are_run() -> None:
     assert {"index.md", "quickstart.md", "numerics.md", "training.md"} <= names
     run = script("run_readme")
     assert run.blocks("a\n```python\nb\n```\n") == [(3, "b\n")]
+
+
+@pytest.mark.parametrize("name, value", public_names())
+def test_examples_of_docstrings_are_fenced_as_code(name: str, value: object) -> None:
+    """Outside of a fence, Markdown takes `>>>` for a quotation, and `[1][0]` for a link."""
+    text = inspect.getdoc(value) or ""
+    fenced = script("doctest_blocks").fenced(text)
+    assert fenced.count("```pycon\n>>> ") == len(re.findall(r"(?:^|\n\n)>>> ", text))
+    outside = re.sub(r"^```pycon\n.*?\n```$", "", fenced, flags=re.DOTALL | re.MULTILINE)
+    assert ">>>" not in outside
+    assert re.sub(r"^```(pycon)?\n|\n```$", "", fenced, flags=re.MULTILINE) == text
+
+
+def test_the_site_is_built_so_that_warnings_count() -> None:
+    """With --quiet, --strict lets warnings pass."""
+    for path in (".ci/run", "Makefile", "CONTRIBUTING.md"):
+        [line] = [line for line in (ROOT / path).read_text().splitlines()
+                  if re.search(r'mkdocs"? build', line)]
+        assert "--strict" in line
+        assert "--quiet" not in line
+    assert "scripts/doctest_blocks.py" in (ROOT / "mkdocs.yml").read_text()

@@ -102,8 +102,9 @@ def check(mutation: Mutation) -> None:
         image = guarded(mutation.shape, mutation.kind, "end")
         image[:] = random_pixels(mutation.shape, mutation.kind, data)
         kernel = 3 * random_kernel(data, *mutation.kernel, False, mutation.rank)
+        value = 3.0 if mutation.border == "constant" else None
         harness.check(Case(image[:, ::-1] if mutation.reverse else image, kernel, mutation.border,
-                           3.0, None, False, mutation.kind, "case"), mutation.algorithm)
+                           value, None, False, mutation.kind, "case"), mutation.algorithm)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import NoAlgorithm
+from ..core.errors import InvalidProblem, NoAlgorithm
 from ..core.problem import Problem
 from ..core.progress import Tell, counting, silent
 from ..core.target import Target
@@ -41,6 +41,16 @@ class Line:
     gain: float | None = None  # over the rung before
     algorithm: str = ""
     schedule: str = ""
+
+
+def climbable(p: Problem) -> Problem:
+    """The problem; complains if no rung can run it."""
+    if p.dtype != "f32":
+        raise InvalidProblem(f"dtype is {p.dtype}, needs f32: tilewise ladder "
+                             f"{p.with_(dtype='f32')}")
+    if p.direction != "forward":
+        raise InvalidProblem(f"direction is {p.direction}, needs forward")
+    return p
 
 
 def ladder(p: Problem, t: Target, limits: dict[str, float], rounds: int = 7,

@@ -12,17 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import TilewiseError
+from ..core.errors import NotInstalled, TilewiseError
 from .contenders import Contender
 from .graph import CannotExport, Graph
 from .ncnn_file import write_ncnn
 from .onnx_file import write_onnx
 
 Start = Callable[[Graph, Tensor, int, Path], Contender]
-
-
-class MissingPeer(TilewiseError):
-    """A peer that is not installed; the message says how to get it."""
 
 
 def start(name: str, graph: Graph, x: Tensor, threads: int, directory: Path) -> Contender:
@@ -41,7 +37,7 @@ def check(name: str) -> None:
     name, _, interpreter = name.partition("=")
     if name in REMOTE:
         if not interpreter:
-            raise MissingPeer(f"{name} runs in an interpreter of its own: "
+            raise NotInstalled(f"{name} runs in an interpreter of its own: "
                               f"--against {name}=/path/to/its/python")
         return
     if name not in PEERS:
@@ -49,7 +45,7 @@ def check(name: str) -> None:
         raise TilewiseError(f"peer is {name!r}, needs one of {known}")
     lacking = [package for package in PEERS[name][0] if not importlib.util.find_spec(package)]
     if lacking:
-        raise MissingPeer(f"{name} needs {' and '.join(lacking)}: pip install 'tilewise[bench]'")
+        raise NotInstalled(f"{name} needs {' and '.join(lacking)}: pip install 'tilewise[bench]'")
 
 
 def _openvino(graph: Graph, x: Tensor, threads: int, directory: Path) -> Contender:

@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import NotInstalled
 from .figures import figures
-from .peers import MissingPeer
 from .results import Result
 
 CAPTIONS = {
@@ -61,10 +61,15 @@ def html(results: Sequence[Result]) -> str:
             f"<h1>{escape(title)}</h1>{body}</html>\n")
 
 
+def check_renderer() -> None:
+    """Complain where nothing can draw PNG files."""
+    if importlib.util.find_spec("resvg_py") is None:
+        raise NotInstalled("pictures as PNG need resvg_py: pip install 'tilewise[bench]'")
+
+
 def write_pngs(results: dict[str, Result], directory: Path, zoom: float = 2.0) -> list[Path]:
     """Every figure of the results, by their names, as a PNG file; returns their paths."""
-    if importlib.util.find_spec("resvg_py") is None:
-        raise MissingPeer("pictures as PNG need resvg_py: pip install 'tilewise[bench]'")
+    check_renderer()
     import resvg_py
 
     directory.mkdir(parents=True, exist_ok=True)

@@ -56,6 +56,13 @@ class Result:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TilewiseError(f"{path} is not a result file of tilewise: {error}") from error
 
+    def of(self, *kinds: str) -> Result:
+        """Itself; complains if it is of another kind."""
+        if self.kind not in kinds:
+            raise TilewiseError(f"a result file is of {self.kind} ({self.command}), needs one of "
+                                f"{' or '.join(kinds)}")
+        return self
+
 
 @dataclass(frozen=True)
 class Change:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import re
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +111,7 @@ def settle(model: nn.Module, images: Tensor) -> None:
 
 
 def _by_user(text: str, batch: int | None, image: tuple[int, ...] | None) -> Subject:
-    made = _factory(text)()
+    made = _made(text, _factory(text))
     model, example = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise TilewiseError(f"{text} returned {type(model).__name__}, needs a torch.nn.Module, or "
@@ -129,6 +131,26 @@ def _factory(text: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise TilewiseError(f"cannot import {text!r}: {error}") from error
+
+
+def _made(text: str, factory: Any) -> Any:
+    """What a user's function returns; its own errors are told by their last line."""
+    if not callable(factory) or isinstance(factory, nn.Module):
+        raise TilewiseError(f"{text} is a {type(factory).__name__}, needs a function that returns "
+                            "a torch.nn.Module: def make(): return ...")
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        raise TilewiseError(f"{text} takes {inspect.signature(factory)}, needs a function without "
+                            "arguments: def make(): return ...") from None
+    except ValueError:
+        pass  # some builtins have no signature
+    try:
+        return factory()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise TilewiseError(f"{text} raised {type(error).__name__}: {error} ({last.filename}:"
+                            f"{last.lineno})") from error
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:

@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import typer
 
-from ..bench.peers import MissingPeer
 from ..bench.run import WrongResult
-from ..core.errors import NoAlgorithm, TilewiseError
-from ..training.folder import MissingPillow
+from ..core.errors import NoAlgorithm, NotInstalled, TilewiseError
 from . import MISSING, NO, OK, USAGE
 from .bench import app as bench
 from .doctor import doctor
@@ -37,7 +35,7 @@ GROUPS = {
 }
 
 # others are wrong usage
-CODES = {MissingPeer: MISSING, MissingPillow: MISSING, WrongResult: NO, NoAlgorithm: NO}
+CODES = {NotInstalled: MISSING, WrongResult: NO, NoAlgorithm: NO}
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown",
                   pretty_exceptions_enable=False,

@@ -13,6 +13,7 @@ from .output import (
     Batch,
     Json,
     MaxError,
+    Output,
     Shape,
     Threads,
     command,
@@ -40,7 +41,6 @@ Effort = Annotated[str, typer.Option(help="How hard tilewise looks for plans: es
                                           "exhaustive or wisdom_only.")]
 Cold = Annotated[bool, typer.Option("--cold", help="Empty the caches before every call.")]
 Compile = Annotated[bool, typer.Option(help="Let torch.compile be one of torch's forms.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write a result file.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -130,7 +130,7 @@ def compare(
     from ..bench.results import Result
     from ..bench.results import compare as changes
 
-    found = changes(Result.load(old), Result.load(new), threshold)
+    found = changes(Result.load(old).of("bench"), Result.load(new).of("bench"), threshold)
     if json:
         print_json([asdict(change) for change in found])
     else:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from . import NO
-from .output import Json, command, progress
+from .output import Json, Output, command, progress
 
 
 def gpu_audit(
@@ -18,8 +17,7 @@ def gpu_audit(
         "--defaults", help="Only the default of each direction and type.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that compile.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o",
-                                                help="Write a result file.")] = None,
+    output: Output = None,
     json: Json = False,
 ) -> None:
     """Compile every shipped GPU schedule, without a GPU; exit code 1 if one breaks its budget."""

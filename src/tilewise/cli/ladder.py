@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .output import (
     Json,
+    Output,
     Threads,
     command,
     console,
@@ -29,8 +29,7 @@ def ladder(
         help="A problem such as n8c64h56w56k64r3s3p1_f32_forward+bias+relu.")],
     rounds: Annotated[int, typer.Option(min=2, help="How often everybody takes a turn.")] = 7,
     threads: Threads = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o",
-                                                help="Write a result file.")] = None,
+    output: Output = None,
     json: Json = False,
 ) -> None:
     """The optimisations of a convolution, one at a time, each checked and timed."""
@@ -39,13 +38,14 @@ def ladder(
 
     import torch
 
+    from ..bench.ladder import climbable
     from ..bench.ladder import ladder as climb
     from ..bench.machine import facts
     from ..bench.results import Result
     from ..core.problem import Problem
     from ..core.target import Target
 
-    p, count = Problem.parse(problem), set_threads(threads)
+    p, count = climbable(Problem.parse(problem)), set_threads(threads)
     with progress("measuring limits") as tell, torch.no_grad():
         machine = facts(count, tell=tell)
         lines = climb(p, Target.host(threads=count), machine, rounds, tell)

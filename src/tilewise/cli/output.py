@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +36,18 @@ Shape = Annotated[str | None, typer.Option(
 
 MaxError = Annotated[float | None, typer.Option(
     help="Bound on the relative rms error; torch's precision setting, if not said.")]
+
+
+
+def in_a_directory(path: Path | None) -> Path | None:
+    """Complain before the work, not after it, about a file that cannot be written."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{path.parent} is no directory: make it first")
+    return path
+
+
+Output = Annotated[Path | None, typer.Option(
+    "--output", "-o", help="Write a result file.", callback=in_a_directory)]
 
 # a pipe has no width: lines stay whole there
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)

@@ -7,22 +7,24 @@ from typing import Annotated
 
 import typer
 
-from .output import Json, print_json
+from .output import Json, in_a_directory, print_json
 
 
 def report(
     results: Annotated[list[Path], typer.Argument(
         help="Result files, written by bench or ladder with --output.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")]
-    = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.",
+                                         callback=in_a_directory)] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(help="A directory for the figures as PNG.")] = None,
     json: Json = False,
 ) -> None:
     """One HTML file, which needs no network, from result files."""
-    from ..bench.report import html, write_pngs
+    from ..bench.report import check_renderer, html, write_pngs
     from ..bench.results import Result
 
-    found = {path.stem: Result.load(path) for path in results}
+    found = {path.stem: Result.load(path).of("bench", "ladder") for path in results}
+    if png is not None:
+        check_renderer()  # before the old page is overwritten
     output.write_text(html(list(found.values())), encoding="utf-8")
     pictures = write_pngs(found, png) if png is not None else []
     if json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from . import NO
-from .output import Json, errors, milliseconds, print_json, print_table
+from .output import Json, errors, in_a_directory, milliseconds, print_json, print_table
 
 app = typer.Typer(no_args_is_help=True, help="Show, merge, export, import and check wisdom files.")
 
@@ -43,13 +43,16 @@ def merge(into: Annotated[Path, typer.Argument(help="The file that is added to."
 
 
 @app.command()
-def export(file: Annotated[Path, typer.Argument(help="Where to write it.")],
+def export(file: Annotated[Path, typer.Argument(help="Where to write it.",
+                                                 callback=in_a_directory)],
            json: Json = False) -> None:
     """Copy the user's own wisdom to a file, to be shipped with a model."""
     place = _place(None)
     _must_exist(place)
-    shutil.copyfile(place, file)
-    file.chmod(0o600)
+    file.unlink(missing_ok=True)  # its mode would stay
+    # others may read it, as the umask says; wisdom that they could write is not read
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as copy:
+        copy.write(place.read_bytes())
     count = len(_entries(file))
     _say({"file": str(file), "plans": count}, f"{file}: {count} plans", json)
 

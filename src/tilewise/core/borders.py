@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .errors import InvalidProblem
+
 CONSTANT = -1  # stands for "no pixel, the constant"
 
 Map = Callable[[Any, int], Any]
@@ -31,13 +33,28 @@ def _constant(i: Any, size: int) -> Any:
 
 
 BORDERS: dict[str, Map] = {
-    "zero": _constant,
-    "constant": _constant,
     "reflect": _reflect,
+    "nearest": lambda i, size: np.clip(i, 0, size - 1),  # a a a | a b c d | d d d
     "mirror": _mirror,
-    "replicate": lambda i, size: np.clip(i, 0, size - 1),  # a a a | a b c d | d d d
     "wrap": lambda i, size: i % size,  # b c d | a b c d | a b c
+    "constant": _constant,
 }
+SYNONYMS = {"zero": "constant", "replicate": "nearest"}
+
+
+def meaning(border: str, value: float | None) -> tuple[str, float]:
+    """The border by its name in scipy.ndimage, and its constant.
+
+    >>> meaning("replicate", None), meaning("constant", 7)
+    (('nearest', 0.0), ('constant', 7.0))
+    """
+    if value is not None and border != "constant":
+        raise InvalidProblem(f'value is {value} and border is "{border}", which has none; '
+                             'pass border="constant" or leave value out')
+    name = SYNONYMS.get(str(border), border)
+    if not isinstance(name, str) or name not in BORDERS:
+        raise InvalidProblem(f"border is {border!r}, needs one of {', '.join(BORDERS)}")
+    return name, float(value or 0.0)
 
 
 def sources(size: int, before: int, after: int, border: str) -> Any:

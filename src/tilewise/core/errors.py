@@ -39,6 +39,10 @@ class OutOfMemory(TilewiseError, MemoryError):
     """The system refuses memory, and there is nothing left to give back."""
 
 
+class NotInstalled(TilewiseError):
+    """A package is missing; the message says how to get it."""
+
+
 class NoAlgorithm(TilewiseError, RuntimeError):
     """Nothing can run a problem; one line per algorithm with its reasons."""
 

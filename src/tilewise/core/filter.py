@@ -9,7 +9,8 @@ from .borders import BORDERS
 from .errors import InvalidProblem
 from .problem import Epilogue
 
-ELEMENTS = {"u8": 1, "u16": 2, "i16": 2, "f32": 4, "f64": 8}
+ELEMENTS = {"u8": 1, "u16": 2, "i16": 2, "i32": 4, "f32": 4, "f64": 8}
+WIDE = {"i32", "f64"}  # whose values a float32 would round
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Filter:
     r: int
     s: int
     anchor: tuple[int, int]  # the tap that meets the output's own pixel
-    border: str = "zero"
+    border: str = "reflect"
     dtype: str = "f32"
     out: str = "f32"
     rank: int = 0  # of the kernel within float rounding; 0 where nobody has looked
@@ -61,7 +62,7 @@ class Filter:
     @property
     def work(self) -> str:
         """The type sums are made in."""
-        return "f64" if "f64" in (self.dtype, self.out) else "f32"
+        return "f64" if WIDE & {self.dtype, self.out} else "f32"
 
     @property
     def pixels(self) -> int:
@@ -88,7 +89,7 @@ class Filter:
     @property
     def compiled(self) -> Filter:
         """What code depends on: not the size of the image, its border or the anchor."""
-        return self.with_(n=1, h=1, w=1, anchor=(0, 0), border="zero", in_lines=False)
+        return self.with_(n=1, h=1, w=1, anchor=(0, 0), border="constant", in_lines=False)
 
     def with_(self, **changes: object) -> Filter:
         """A copy with some fields changed; what a filter has no word for stays as it is."""

@@ -17,6 +17,7 @@ from ..core.problem import Problem
 from ..core.target import Target
 from .again import PLAIN, is_transformed
 from .capture import Capture
+from .checks import CannotScript
 from .guards import FIXED, Refused
 from .nn import Block
 from .ops import ENGINE
@@ -60,6 +61,10 @@ class Captured:
     @property
     def __code__(self) -> Any:
         return type(self.module).forward.__code__
+
+    @property
+    def __globals__(self) -> Any:
+        raise CannotScript  # torch.jit.script asks for them, to read a function's source
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -14,6 +14,7 @@ from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from ..planner.planner import Candidate
+from .checks import check_bound, kind_of, module_advice
 from .ops import ENGINE
 from .tuning import distinct, observe
 
@@ -70,11 +71,23 @@ def explain(subject: str | Problem | nn.Module, example: Any = None, *,
     >>> print(explain("n1c8h8w8k8r3s3p1_f64_forward"))  # doctest: +ELLIPSIS
     n1c8h8w8k8r3s3p1_f64_forward on ...
     """
+    _check(subject, target, max_error)
     if isinstance(subject, nn.Module):
         return _explain_model(subject, example, max_error, effort, tell)
     p = Problem.parse(subject) if isinstance(subject, str) else subject
     return _explain_problem(p, target or Target.host(threads=torch.get_num_threads()), max_error,
                             effort, tell)
+
+
+def _check(subject: Any, target: Any, max_error: Any) -> None:
+    if not isinstance(subject, str | Problem | nn.Module):
+        advice = f": {module_advice(subject)}" if callable(subject) else ""
+        raise TilewiseError(f"subject is {kind_of(subject)}, needs a problem, its text or a "
+                            f"torch.nn.Module{advice}")
+    if target is not None and not isinstance(target, Target):
+        raise TilewiseError(f"target is {kind_of(target)}, needs a tilewise.Target: "
+                            "Target.host(threads=2), or None for this machine")
+    check_bound(max_error)
 
 
 def _explain_problem(p: Problem, t: Target, max_error: float | None, effort: str,

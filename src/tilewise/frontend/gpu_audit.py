@@ -12,7 +12,7 @@ from multiprocessing import get_context
 
 from ..algorithms.gpu_table import KINDS, rows
 from ..algorithms.gpu_winograd import GpuWinograd
-from ..core.errors import TilewiseError
+from ..core.errors import NotInstalled, TilewiseError
 from ..core.gpu import GPUS
 from ..core.problem import DIRECTIONS, Problem
 from ..core.progress import Tell, silent
@@ -172,7 +172,8 @@ def gpu_audit(gpus: Sequence[str] = tuple(GPUS), defaults_only: bool = False,
     if unknown:
         raise TilewiseError(f"gpu is {', '.join(unknown)}, needs some of {', '.join(GPUS)}")
     if find_spec("triton") is None:
-        raise TilewiseError("the audit compiles Triton kernels, needs triton: pip install triton")
+        raise NotInstalled("the audit compiles Triton kernels, needs triton: "
+                           "pip install 'tilewise[gpu]'")
     return audited(entries(gpus, defaults_only), workers, tell)
 
 

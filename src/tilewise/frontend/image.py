@@ -7,30 +7,40 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..core.borders import meaning
+from ..core.errors import InvalidProblem
 from .image_arrays import on_arrays
 from .image_torch import on_tensors
 
 
-def filter2d(image: Any, kernel: Any, *, border: str = "zero", value: float = 0.0,
+def filter2d(image: Any, kernel: Any, *, border: str = "reflect", value: float | None = None,
              anchor: tuple[int, int] | None = None, flip: bool = False, out: Any = None,
              dtype: Any = None, algorithm: str | None = None) -> Any:
     """Correlate images with one small kernel; with `flip`, convolve them.
 
-    Images have shape (H, W), (H, W, C) or (N, H, W, C) and type uint8, uint16, int16, float32 or
-    float64. The result has the same shape, and their type if `dtype` names no other of these.
-    Integer results are rounded, ties to even, and saturated.
+    Images have shape (H, W), (H, W, C) or (N, H, W, C) and type bool, uint8, uint16, int16,
+    int32, float32 or float64. The result has the same shape. Its type is `dtype`, or else that of
+    the image, or float32 for bool. Integer results are rounded, ties to even, and saturated.
 
-    `border` says what lies beyond the edges, with the meanings of scipy.ndimage: "zero",
-    "constant" (`value`), "reflect" (b a | a b), "mirror" (c b | a b), "replicate" (a a | a b) or
-    "wrap". `anchor` is the (row, column) of the kernel that meets the pixel itself, its centre if
-    not said. `out` is an array to write to. `algorithm` names one of the methods instead of
-    letting the planner choose.
+    `border` says what lies beyond the edges, with the names, meanings and default of
+    scipy.ndimage: "reflect" (b a | a b), "nearest" (a a | a b), "mirror" (c b | a b), "wrap" or
+    "constant" (`value`, 0 if not given). `anchor` is the (row, column) of the kernel that meets
+    the pixel itself; the default is the centre. `out` is an array to write to. `algorithm` names
+    one of the methods instead of letting the planner choose.
 
     >>> image = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    >>> filter2d(image, np.ones((3, 3)) / 9, border="replicate")[1]
+    >>> filter2d(image, np.ones((3, 3)) / 9)[1]
     array([4, 5, 6, 7], dtype=uint8)
     """
+    border, constant = meaning(border, value)
     if isinstance(image, Tensor):
-        return on_tensors(image, kernel, border, value, anchor, flip, out, dtype, algorithm)
-    return on_arrays(image, np.asarray(kernel, np.float64), border, value, anchor, flip, out,
-                     dtype, algorithm)
+        return on_tensors(image, kernel, border, constant, anchor, flip, out, dtype, algorithm)
+    return on_arrays(image, _numbers(kernel), border, constant, anchor, flip, out, dtype,
+                     algorithm)
+
+
+def _numbers(kernel: Any) -> Any:
+    try:
+        return np.asarray(kernel, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidProblem(f"kernel is no array of numbers, needs two sizes: {error}") from None

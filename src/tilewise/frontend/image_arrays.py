@@ -9,9 +9,10 @@ import torch
 
 from ..algorithms import FILTERS
 from ..core.errors import InvalidProblem
-from ..core.filter import Filter
+from ..core.filter import WIDE, Filter
 from ..core.target import Target
 from ..runtime.filters import NAMES, FilterCall, FilterEngine, FilterExecutable, View, empty
+from .checks import kind_of
 
 ENGINE = FilterEngine(FILTERS)
 
@@ -20,6 +21,11 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
               out: Any, dtype: Any, algorithm: str | None) -> Any:
     """filter2d of a NumPy array with a float64 kernel."""
     image = np.asarray(image)
+    if out is not None and not isinstance(out, np.ndarray):
+        raise InvalidProblem(f"out is {kind_of(out)}, needs a NumPy array for a NumPy image")
+    if image.dtype.kind == "b":
+        dtype = np.float32 if dtype is None and out is None else dtype
+        image = image.view(np.uint8)
     anchor = anchor if anchor is None else tuple(anchor)
     key = (image.shape, image.strides, image.dtype, _signature(out), kernel.shape,
            kernel.tobytes(), border, anchor, flip, dtype, algorithm, torch.get_num_threads())
@@ -34,7 +40,7 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
     x = as_batch(image)
     y = output_like(x, call.dtype) if out is None else as_batch(out)
     if call.run is not None:
-        call.run(x, y, call.kernel, 0.0 if border == "zero" else float(value))
+        call.run(x, y, call.kernel, value)
     return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
 
 
@@ -47,16 +53,25 @@ def _signature(out: Any) -> object:
 def _call(image: Any, kernel: Any, border: str, anchor: Any, flip: bool, out: Any, dtype: Any,
           algorithm: str | None) -> FilterCall:
     """What is the same for every call with these arguments, whatever the pixels."""
+    dtype = None if dtype is None else _as_dtype(dtype)
     _check(image, kernel, out, dtype)
     x = as_batch(image)
     kernel, at = oriented(kernel, anchor, flip)
-    y = output_like(x, np.dtype(dtype or image.dtype)) if out is None else as_batch(out)
+    y = output_like(x, dtype or image.dtype) if out is None else as_batch(out)
     if not _is_plain(y):
         return FilterCall(y.dtype, through_another=True)
     if not y.size:
         return FilterCall(y.dtype)
     run = _executable(x, y, kernel, border, at, algorithm)
     return FilterCall(y.dtype, run, run.prepare(kernel))
+
+
+def _as_dtype(dtype: Any) -> Any:
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise InvalidProblem(f"dtype is {dtype}, needs a NumPy type such as np.uint8 for a NumPy "
+                             "image") from None
 
 
 def _check(image: Any, kernel: Any, out: Any, dtype: Any) -> None:
@@ -67,14 +82,15 @@ def _check(image: Any, kernel: Any, out: Any, dtype: Any) -> None:
         raise InvalidProblem(f"kernel has shape {kernel.shape}, needs two sizes of at least 1")
     if out is not None and out.shape != image.shape:
         raise InvalidProblem(f"out has shape {out.shape}, needs that of the image, {image.shape}")
-    if out is not None and dtype is not None and np.dtype(dtype) != out.dtype:
-        raise InvalidProblem(f"dtype is {np.dtype(dtype)} and out is {out.dtype}, need one type")
+    if out is not None and dtype is not None and dtype != out.dtype:
+        raise InvalidProblem(f"dtype is {dtype} and out is {out.dtype}, need one type")
     if out is not None and not out.flags.writeable:
         raise InvalidProblem("out is read-only, needs an array to write to")
     for name, found in (("image", image.dtype),
-                        ("the result", np.dtype(dtype or (image if out is None else out).dtype))):
+                        ("the result", dtype or (image if out is None else out).dtype)):
         if found not in NAMES:
-            raise InvalidProblem(f"{name} is {found}, needs one of {', '.join(map(str, NAMES))}")
+            known = ["bool"] * (name == "image") + [*map(str, NAMES)]
+            raise InvalidProblem(f"{name} is {found}, needs one of {', '.join(known)}")
 
 
 def as_batch(image: Any) -> Any:
@@ -121,8 +137,7 @@ def output_like(x: Any, dtype: Any) -> Any:
 def _executable(x: Any, y: Any, kernel: Any, border: str, anchor: tuple[int, int],
                 algorithm: str | None) -> FilterExecutable:
     threads = torch.get_num_threads()
-    work = "f64" if np.float64 in (x.dtype, y.dtype) else "f32"
-    rank = ENGINE.rank(kernel, work)
+    rank = ENGINE.rank(kernel, "f64" if WIDE & {NAMES[x.dtype], NAMES[y.dtype]} else "f32")
     key = (x.shape, x.strides, x.dtype, y.strides, y.dtype, kernel.shape, rank, border, anchor,
            algorithm, threads)
     found = ENGINE.ready.get(key)

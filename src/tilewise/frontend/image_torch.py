@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.borders import BORDERS, CONSTANT, sources
+from ..core.borders import CONSTANT, sources
 from ..core.errors import InvalidProblem
+from .checks import kind_of
 from .image_arrays import is_interleaved, is_planar, on_arrays
 from .ops import _LIBRARY, wants_gradient
 
@@ -18,34 +19,40 @@ def on_tensors(image: Tensor, kernel: Any, border: str, value: float, anchor: An
                out: Any, dtype: Any, algorithm: str | None) -> Any:
     """filter2d of a torch tensor."""
     kernel = torch.as_tensor(kernel, device=image.device)
-    _check(image, kernel, border, anchor)
+    _check(image, kernel, anchor, out, dtype)
+    if image.dtype == torch.bool:
+        dtype = torch.float32 if dtype is None and out is None else dtype
+        image = image.view(torch.uint8)
     row, column = (size // 2 for size in kernel.shape) if anchor is None else anchor
     if flip:
         row, column = kernel.shape[0] - 1 - row, kernel.shape[1] - 1 - column
         kernel = kernel.flip(0, 1)
-    constant = 0.0 if border == "zero" else float(value)
     if out is None:
-        return _OP(image, kernel, border, constant, [int(row), int(column)], dtype, algorithm)
+        return _OP(image, kernel, border, value, [int(row), int(column)], dtype, algorithm)
     if wants_gradient(image, kernel, out):
         raise InvalidProblem("out is given where a gradient is asked for, needs torch.no_grad()")
-    found = _OP(image, kernel, border, constant, [int(row), int(column)],
+    found = _OP(image, kernel, border, value, [int(row), int(column)],
                 dtype or out.dtype, algorithm) if not image.is_cpu else None
     if found is not None:
         return out.copy_(found)
-    on_arrays(_array(image), _weights(kernel), border, constant, (row, column), False,
+    on_arrays(_array(image), _weights(kernel), border, value, (row, column), False,
               _array(out), None, algorithm)
     return out
 
 
-def _check(image: Tensor, kernel: Tensor, border: str, anchor: Any) -> None:
+def _check(image: Tensor, kernel: Tensor, anchor: Any, out: Any, dtype: Any) -> None:
+    if out is not None and not isinstance(out, Tensor):
+        raise InvalidProblem(f"out is {kind_of(out)}, needs a torch.Tensor for an image that is "
+                             "one")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise InvalidProblem(f"dtype is {dtype!r}, needs a torch.dtype such as torch.uint8 for an "
+                             "image that is a tensor")
     if image.dim() not in (2, 3, 4):
         raise InvalidProblem(f"image has shape {tuple(image.shape)}, needs (H, W), (H, W, C) or "
                              "(N, H, W, C)")
     if kernel.dim() != 2 or 0 in kernel.shape:
         raise InvalidProblem(f"kernel has shape {tuple(kernel.shape)}, needs two sizes of at "
                              "least 1")
-    if border not in BORDERS:
-        raise InvalidProblem(f"border is {border!r}, needs one of {', '.join(BORDERS)}")
     if anchor is not None:
         for place, size, axis in zip(anchor, kernel.shape, ("row", "column")):
             if not 0 <= place < size:
@@ -75,7 +82,7 @@ def _by_torch(image: Tensor, kernel: Tensor, border: str, value: float, anchor: 
               dtype: Any) -> Tensor:
     """On other devices: padded, then torch's convolution."""
     dtype = dtype or image.dtype
-    double = torch.float64 in (image.dtype, dtype)
+    double = bool({torch.int32, torch.float64} & {image.dtype, dtype})
     work = torch.float64 if double else torch.float32
     wide = _padded(_planes(image.to(work)), kernel, border, value, anchor)
     found = F.conv2d(wide, kernel.to(work)[None, None])
@@ -151,8 +158,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """By the convolution: of the gradient, and of the image with the gradient."""
     (image, kernel), (border, value, anchor) = ctx.saved_tensors, ctx.options
-    planes, slopes = _planes(image), _planes(grad.to(image.dtype))
-    weight = kernel.to(image.dtype)
+    work = image.dtype if image.is_floating_point() else grad.dtype
+    planes, slopes = _planes(image.to(work)), _planes(grad.to(work))
+    weight = kernel.to(work)
     wide = _padded(planes, weight, border, value, anchor)
     needs = [*ctx.needs_input_grad[:2], False]
     dwide, dkernel, _ = torch.ops.aten.convolution_backward(

@@ -18,10 +18,11 @@ from ..core.errors import TilewiseError
 from ..core.progress import Tell, silent
 from .capture import Capture
 from .captured import arm, carry, form_of, prepare
+from .checks import CannotScript, arguments_of, check_bound, check_module
 from .guards import Guards, Refused
 from .linear import Linear
 from .nn import Block
-from .rehearsal import arguments_of, cloned, rehearsal, sharing_copy
+from .rehearsal import cloned, rehearsal, sharing_copy
 from .tracer import is_hooked
 from .tuning import tune
 from .variants import fastest
@@ -50,7 +51,7 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     >>> fast(torch.randn(1, 3, 16, 16)).shape
     torch.Size([1, 8, 14, 14])
     """
-    _check(model, example, effort)
+    _check(model, example, effort, max_error)
     if keep_original:
         result = sharing_copy(model)
         arm(result, max_error)
@@ -71,9 +72,9 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     return fastest(model, result, arguments, max_error)
 
 
-def _check(model: Any, example: Any, effort: str) -> None:
-    if not isinstance(model, nn.Module):
-        raise TilewiseError(f"model is a {type(model).__name__}, needs a torch.nn.Module")
+def _check(model: Any, example: Any, effort: str, max_error: Any) -> None:
+    check_module(model)
+    check_bound(max_error)
     if isinstance(model, torch.jit.ScriptModule):
         raise TilewiseError("model is a ScriptModule, whose convolutions cannot be replaced: "
                             "optimize the model that was scripted or traced")
@@ -182,6 +183,9 @@ class Released(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_guards": None}  # what they compare is of this process
+
+    def __prepare_scriptable__(self) -> Any:
+        raise CannotScript
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = tree_flatten((args, kwargs))

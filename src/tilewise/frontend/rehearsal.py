@@ -12,18 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..core.errors import TilewiseError
-
-
-def arguments_of(example: Any) -> tuple[Any, ...]:
-    """The arguments that an example stands for."""
-    if isinstance(example, Tensor):
-        return (example,)
-    if isinstance(example, tuple):
-        return example
-    raise TilewiseError(f"example is a {type(example).__name__}, needs a tensor, or a tuple of the "
-                        "arguments that the model is called with")
-
 
 def sharing_copy(model: nn.Module) -> nn.Module:
     """New modules around the same tensors."""

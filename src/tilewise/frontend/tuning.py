@@ -14,9 +14,10 @@ from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
+from .checks import arguments_of, check_module
 from .nn import Block, Conv2d
 from .ops import ENGINE
-from .rehearsal import arguments_of, cloned, rehearsal
+from .rehearsal import cloned, rehearsal
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def distinct(layers: list[Layer], doing: str, tell: Tell) -> Iterator[tuple[Prob
 
 def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
     """Run a copy of the model in eval mode without gradients and note every convolution's plan."""
+    check_module(model)
     seen: list[Layer] = []
     count = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     with rehearsal(model) as trial:

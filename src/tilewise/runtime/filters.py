@@ -24,7 +24,7 @@ from .engine import Engine
 
 DTYPES: dict[str, Any] = {
     "u8": np.dtype(np.uint8), "u16": np.dtype(np.uint16), "i16": np.dtype(np.int16),
-    "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+    "i32": np.dtype(np.int32), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 LOOK_FOR_RANK = 4  # rows and columns
 CALL_BYTES = 64 << 20  # of prepared kernels that are kept
 OVERHEAD = 4096  # bytes of a call beside its kernel, generously

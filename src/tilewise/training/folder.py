@@ -11,14 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import TilewiseError
+from ..core.errors import NotInstalled, TilewiseError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 HELD_OUT = 10  # without a folder "test", every tenth image of a class is for testing
-
-class MissingPillow(TilewiseError):
-    """What decodes images is not installed."""
-
 
 Entry = tuple[Path, int]  # a file and the number of its class
 
@@ -73,7 +69,7 @@ def _decoder(size: int, channels: int) -> Any:
     try:
         from PIL import Image
     except ImportError as problem:
-        raise MissingPillow(
+        raise NotInstalled(
             "reading image files needs Pillow: pip install 'tilewise[images]'") from problem
 
     def decode(path: Path) -> np.ndarray:

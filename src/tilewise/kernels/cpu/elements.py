@@ -46,7 +46,8 @@ class Element:
         if self.is_float:
             return raw if raw.type == kind else f.ll.fpext(raw, kind)
         extend = f.ll.sext if self.low < 0 else f.ll.zext
-        return f.ll.sitofp(extend(raw, ir.VectorType(I32, lanes)), kind)
+        wide = raw if self.kind == I32 else extend(raw, ir.VectorType(I32, lanes))
+        return f.ll.sitofp(wide, kind)
 
     def store(self, p: Pointer, value: Vector, count: Index | int | None = None,
               streaming: bool = False) -> None:
@@ -74,13 +75,14 @@ class Element:
         value = -((-value).maximum(constant(f, -self.high, value)))
         whole = value + rounder - rounder
         wide = f.ll.fptosi(whole.ir, ir.VectorType(I32, value.lanes))
-        return f.ll.trunc(wide, kind)
+        return wide if self.kind == I32 else f.ll.trunc(wide, kind)
 
 
 ELEMENTS = {
     "u8": Element("i8", I8, 1, 0, 255),
     "u16": Element("i16", I16, 2, 0, 65535),
     "i16": Element("i16", I16, 2, -32768, 32767),
+    "i32": Element("i32", I32, 4, -2**31, 2**31 - 1),  # in float64 only
     "f32": Element("f32", F32, 4),
     "f64": Element("f64", F64, 8),
 }

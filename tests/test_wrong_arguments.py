@@ -1,0 +1,50 @@
+"""Wrong arguments: what was found, what is needed and what to do."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tilewise
+from tilewise.frontend.tuning import tune
+
+X = torch.randn(1, 3, 9, 9)
+MODEL = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+FAST = tilewise.optimize(MODEL)
+TINY = "n1c8h8w8k8r3s3p1_f32_forward"
+IMAGE = np.zeros((5, 5), np.float32)
+
+
+@pytest.mark.parametrize("call, said", [
+    (lambda: tilewise.optimize(MODEL, [X]), "example is a list, needs .*: pass tuple\\(example\\)"),
+    (lambda: tilewise.optimize(MODEL, X.numpy()), "example is a ndarray.*torch.from_numpy"),
+    (lambda: tilewise.optimize(MODEL, {"x": X}), "example is a dict, needs .* pass .* in order"),
+    (lambda: tilewise.optimize("resnet50"), "model is a str.*pass the model itself"),
+    (lambda: tilewise.optimize(None), "model is a NoneType, needs a torch.nn.Module"),
+    (lambda: tilewise.optimize(nn.Conv2d), "model is the class Conv2d.*an instance"),
+    (lambda: tilewise.optimize(MODEL, X, max_error="high"), "max_error is 'high', needs a number"),
+    (lambda: tilewise.explain(FAST, [X]), "example is a list.*tuple\\(example\\)"),
+    (lambda: tilewise.explain(None), "subject is a NoneType, needs a problem.* or a .*Module"),
+    (lambda: tilewise.explain(X), "subject is a Tensor, needs a problem"),
+    (lambda: tilewise.explain(lambda x: x, X), "subject is a function, needs a problem"),
+    (lambda: tilewise.explain(nn.Conv2d, X), "subject is the class Conv2d.*an instance"),
+    (lambda: tilewise.explain(TINY, target="cpu"), "target is a str, needs a tilewise.Target"),
+    (lambda: tilewise.explain(TINY, max_error="x"), "max_error is 'x', needs a number"),
+    (lambda: tune(None, X), "model is a NoneType, needs a torch.nn.Module"),
+    (lambda: tune("resnet50", X), "model is a str.*pass the model itself"),
+    (lambda: tune(FAST, [X]), "example is a list"),
+    (lambda: tilewise.filter2d(IMAGE, [[1]], out=X), "out is a Tensor, needs a NumPy array"),
+    (lambda: tilewise.filter2d(X[0, 0], [[1]], out=IMAGE), "out is a ndarray, needs a .*Tensor"),
+    (lambda: tilewise.filter2d(X[0, 0], [[1]], dtype=np.uint8), "dtype is .*, needs a torch.dtype"),
+    (lambda: tilewise.filter2d(IMAGE, [[1]], dtype=torch.uint8), "dtype is .*uint8, needs a NumPy"),
+    (lambda: tilewise.filter2d(IMAGE, [[1], [1, 2]]), "kernel .*needs two sizes"),
+    (lambda: tilewise.filter2d(IMAGE, [[1]], border=["wrap"]), "border is \\['wrap'\\], needs one"),
+])
+def test_wrong_arguments_are_told(call, said):
+    with pytest.raises(tilewise.TilewiseError) as told:
+        call()
+    assert re.search(said, str(told.value))
