@@ -3,6 +3,8 @@
     from zoo_models import ZOO
     model, x = ZOO["resnet50"].make(), torch.randn(1, *ZOO["resnet50"].shape)
 
+    tilewise bench model zoo_models:make_resnet50 --batch 1      # in this directory
+
 They come from torchvision, timm, ultralytics, segmentation_models_pytorch, diffusers and monai, and
 from here. Only what a model needs is imported, when it is made.
 """
@@ -267,3 +269,11 @@ ZOO = {
     "audio1d": Entry(audio, (80, 1500), (80, 200)),
     "seg3d": Entry(Volumes, (1, 48, 48, 48), (1, 16, 16, 16)),
 }
+
+
+def __getattr__(name: str) -> Callable[[], tuple[nn.Module, Tensor]]:
+    """`make_NAME`: a function that returns the model and an example, for the command line."""
+    entry = ZOO.get(name.removeprefix("make_")) if name.startswith("make_") else None
+    if entry is None:
+        raise AttributeError(f"{name}: needs make_ and one of {', '.join(ZOO)}")
+    return lambda: (settle(entry.make()), torch.randn(1, *entry.shape))

@@ -13,12 +13,22 @@ from .target import Target
 class Plan:
     """Data only: what will run, how long it should take, and how that is known.
 
+    Attributes:
+        problem: What was asked for.
+        target: The machine it was planned for.
+        algorithm: Its name.
+        version: The algorithm's version.
+        schedule: Tile sizes and the like.
+        inner: The problem that the kernel itself solves. Where it differs from `problem`, the
+            passes around it are named by `before` and `after`.
+        seconds: Time of a call.
+        source: How the time is known: "estimate", "measured" or "wisdom".
+        error: The bound that the algorithm declares.
+        held: Whether a caller's bound holds, whatever precision torch is set to.
+
     >>> from tilewise import explain
     >>> explain("n1c8h8w8k8r3s3p1_f64_forward").plan.algorithm
     'vendor'
-
-    `inner` is the problem the kernel itself solves; where it differs from `problem`, the passes
-    around it are named by `before` and `after`.
     """
 
     problem: Problem

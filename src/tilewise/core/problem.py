@@ -19,7 +19,12 @@ ACTIVATIONS = ("relu", "relu6", "leaky_relu", "silu", "gelu", "sigmoid", "tanh",
 class Epilogue:
     """The fused tail, in the order in which it is applied.
 
-    With `mask`, a bit for every value before pooling tells whether a gradient passes it.
+    Attributes:
+        bias: Whether a bias is added.
+        residual: Whether a residual is added.
+        activation: "relu" and the like, or None.
+        pool: Side of the max-pooling windows; 1 is none.
+        mask: Whether a bit for every value before pooling tells if a gradient passes it.
 
     >>> str(Epilogue(bias=True, activation="relu"))
     '+bias+relu'
@@ -78,6 +83,24 @@ class Epilogue:
 @dataclass(frozen=True)
 class Problem:
     """One convolution: no device in it, no data, one line when printed.
+
+    Attributes:
+        n: Images.
+        c: Input channels.
+        h: Height of an image.
+        w: Width of an image.
+        k: Filters, which are output channels.
+        r: Height of a filter.
+        s: Width of a filter.
+        stride: Down and across.
+        padding: Top, bottom, left and right.
+        dilation: Down and across.
+        groups: Groups of channels.
+        dtype: "f32", "f64", "f16" or "bf16".
+        layout: "nhwc" (channels-last) or "nchw".
+        direction: "forward", "backward_data" or "backward_weight".
+        epilogue: What follows the convolution.
+        frozen: The weight will not change between calls.
 
     >>> Problem.parse("n8c64h224w224k64r3s3p1_f32_forward+bias+relu").out_h
     224

@@ -17,6 +17,16 @@ from .isa import ISA, Isa, available
 class Target:
     """A machine as the planner sees it; `Target.host()` is this one.
 
+    Attributes:
+        device: "cpu" or "cuda".
+        isa: The instruction set, such as "avx2", "avx512" or "amx"; of a GPU, its architecture.
+        threads: Threads that share a call.
+        l1: Bytes of the first cache of a core.
+        l2: Bytes of the second cache of a core.
+        l3: Bytes of the shared cache.
+        hertz: Clock rate that is assumed.
+        bandwidth: Bytes a second to and from memory, of all threads.
+
     >>> str(Target("cpu", "avx2", threads=2))
     'cpu:avx2:t2'
     """

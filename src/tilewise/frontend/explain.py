@@ -65,8 +65,17 @@ def explain(subject: str | Problem | nn.Module, example: Any = None, *,
             effort: str = "estimate", tell: Tell = silent) -> Explanation | ModelExplanation:
     """Every algorithm's answer to a problem, what will run first; or that for a whole model.
 
-    A model needs an `example` of its input. With effort="measure" the candidates are run and
-    timed, and `tell(what, done, total)` is told how far that is.
+    Args:
+        subject: A problem, its string, or a model.
+        example: The model's input, a tensor or a tuple of arguments.
+        target: A machine to plan for; this one, if not said.
+        max_error: Bound on the relative rms error, as in `conv2d`.
+        effort: "estimate", or "measure" to run and time the candidates.
+        tell: A function `(what, done, total)` that is told how far it is.
+
+    Returns:
+        An object that prints as a table. For a problem it has `plan` and `candidates`, for a model
+        `layers`.
 
     >>> print(explain("n1c8h8w8k8r3s3p1_f64_forward"))  # doctest: +ELLIPSIS
     n1c8h8w8k8r3s3p1_f64_forward on ...

@@ -163,8 +163,14 @@ def gpu_audit(gpus: Sequence[str] = tuple(GPUS), defaults_only: bool = False,
               workers: int | None = None, tell: Tell = silent) -> list[Row]:
     """Compile all shipped GPU schedules, on any machine that has Triton; nothing is timed.
 
-    `gpus` are some of sm_80, sm_90, sm_100 and gfx942; `tell(what, done, total)` is told how far
-    it is.
+    Args:
+        gpus: Some of sm_80, sm_90, sm_100 and gfx942.
+        defaults_only: Only the first schedule of each kind.
+        workers: Processes that compile; the cores, if not said.
+        tell: A function `(what, done, total)` that is told how far it is.
+
+    Returns:
+        A row for each schedule.
 
     >>> rows = gpu_audit(["sm_90"], defaults_only=True)  # doctest: +SKIP
     """

@@ -36,6 +36,13 @@ class Block(nn.Module):
 
     It owns no parameters: they stay where the model has them.
 
+    Args:
+        conv: The convolution.
+        norm: A batch norm behind it, in eval mode folded into the weight.
+        activation: "relu" and the like, as in `tilewise.conv2d`.
+        pool: Side of the max-pooling windows; 1 is none.
+        max_error: Bound on the relative rms error, as in `tilewise.conv2d`.
+
     >>> Block(torch.nn.Conv2d(8, 4, 3), activation="relu", pool=2)(torch.randn(1, 8, 10, 10)).shape
     torch.Size([1, 4, 4, 4])
     """

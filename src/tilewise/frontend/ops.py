@@ -34,11 +34,27 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
            algorithm: str | None = None, max_error: float | None = None) -> Tensor:
     """`torch.nn.functional.conv2d`, then what often follows it, in one call.
 
-    That is: `+ residual`, then the activation (relu and the like), then max-pooling over
-    `pool` x `pool` windows. `padding` may also be (top, bottom, left, right). `algorithm` names
-    one of `tilewise.algorithms()` instead of letting the planner choose (gradients are planned on
-    their own); `max_error` bounds the relative rms error instead of
-    `torch.set_float32_matmul_precision`.
+    The residual is added first, then comes the activation, then max-pooling. Gradients work, and
+    are planned on their own.
+
+    Args:
+        x: Images, (N, C, H, W) or (C, H, W).
+        weight: Filters, (K, C / groups, R, S).
+        bias: One value for each filter.
+        stride: As in torch.
+        padding: As in torch, or (top, bottom, left, right).
+        dilation: As in torch.
+        groups: As in torch.
+        activation: "relu", "relu6", "leaky_relu", "silu", "gelu", "sigmoid", "tanh" or "hardswish",
+            as in `torch.nn.functional`.
+        residual: A tensor of the output's shape before pooling.
+        pool: Side of the max-pooling windows, and their stride; 1 is none.
+        algorithm: One of `tilewise.algorithms()`, instead of the planner's choice.
+        max_error: Bound on the relative rms error, instead of the one that
+            `torch.set_float32_matmul_precision` stands for.
+
+    Returns:
+        The result, (N, K, H, W) or (K, H, W), with the height and width of the output.
 
     >>> x, weight = torch.randn(1, 8, 16, 16), torch.randn(4, 8, 3, 3)
     >>> conv2d(x, weight, padding=1, activation="relu", pool=2).shape

@@ -35,17 +35,26 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
              tell: Tell = silent) -> nn.Module:
     """The same model, its convolutions and what follows them run by tilewise.
 
-    Parameters and buffers are shared with the original, and the state_dict is the same. With an
-    `example` (a tensor or a tuple of arguments) everything is planned and compiled at once, and
-    the result is compared with the original's; effort="measure" then also times the candidates of
-    every layer, and the whole model beside the original, which is what is returned where nothing
-    is faster.
+    Parameters and buffers are shared with the original, and the state_dict is the same.
 
-    With keep_original=False batch norms are folded into their convolutions for good, and the
-    result holds nothing else of the original: less memory, but it cannot be trained, has another
-    class and state_dict and does not follow changes of the original.
+    Args:
+        model: Any module; it is not changed.
+        example: A tensor or a tuple of arguments. With it, everything is planned and compiled at
+            once, and the result is compared with the original's. Without it, this happens at the
+            first call.
+        effort: "estimate" chooses plans by estimates. "measure" times the candidates of every
+            layer, and the whole model beside the original, and returns the original if nothing
+            is faster. "exhaustive" also searches the schedules. "wisdom_only" uses stored plans
+            and leaves the rest to torch. All but the first need an example.
+        max_error: Bound on the relative rms error of each layer, instead of the one that
+            `torch.set_float32_matmul_precision` stands for.
+        keep_original: False folds batch norms into the weights for good and keeps nothing else of
+            the original. The result takes less memory; it cannot be trained, has another class
+            and state_dict, and does not follow changes of the original.
+        tell: A function `(what, done, total)` that is told how far it is, for a bar or a log.
 
-    What takes long is told as it goes: `tell(what, done, total)`, for a bar or a log.
+    Returns:
+        A module of the same class, unless keep_original is False.
 
     >>> fast = optimize(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval())
     >>> fast(torch.randn(1, 3, 16, 16)).shape

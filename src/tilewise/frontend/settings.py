@@ -10,7 +10,11 @@ from .ops import ENGINE
 
 
 def set_memory_limit(pool: int | None = None, weights: int | None = None) -> None:
-    """Bytes kept for later calls: free blocks of the pool, and prepared weights.
+    """How much memory is kept for later calls; 2 GiB each at the start.
+
+    Args:
+        pool: Bytes of free blocks, for outputs and scratch. Blocks in use are not limited.
+        weights: Bytes of weights that were packed or transformed for the kernels.
 
     >>> set_memory_limit(pool=1 << 30, weights=1 << 30)
     """
@@ -22,6 +26,10 @@ def set_memory_limit(pool: int | None = None, weights: int | None = None) -> Non
 
 def set_cache_limit(kernels: int | None = None, executables: int | None = None) -> None:
     """How many compiled kernels and how many planned calls are kept in this process.
+
+    Args:
+        kernels: Compiled kernels, 512 at the start.
+        executables: Planned calls, 1024 at the start.
 
     >>> set_cache_limit(kernels=512, executables=1024)
     """
@@ -35,10 +43,9 @@ def set_cache_limit(kernels: int | None = None, executables: int | None = None) 
 def algorithms(direction: str = "forward", device: str = "cpu") -> list[str]:
     """Names of the algorithms that `conv2d` can use, in the order in which they are asked.
 
-    Device "cuda" stands for NVIDIA's GPUs and for AMD's, as in torch.
-
-    With "backward_weight", those for gradients of weights; gradients of inputs are computed by
-    those of the forward direction.
+    Args:
+        direction: "forward", also for gradients of inputs, or "backward_weight".
+        device: "cpu", or "cuda" for GPUs of NVIDIA and AMD, as in torch.
 
     >>> "vendor" in algorithms(), "cpu_winograd_weight" in algorithms("backward_weight")
     (True, True)

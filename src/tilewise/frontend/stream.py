@@ -21,10 +21,18 @@ def stream(model: Callable[[Tensor], Tensor], batches: Iterable[Tensor], *, segm
            device: str | torch.device | None = None) -> Iterator[Tensor]:
     """The model's result for every batch, in order, on the CPU.
 
-    Batches are cut into segments of so many images. One moves to the device while another is
-    computed and the result of a third moves back; at most three are under way. `device` is where
-    the model lives: that of its parameters, if not said. An error of the model, or of whoever
-    makes the batches, is raised after the results of all batches before it.
+    Batches are cut into segments. One moves to the device while another is computed and the
+    result of a third moves back; at most three are under way. An error of the model, or of
+    whoever makes the batches, is raised after the results of all batches before it.
+
+    Args:
+        model: A module or a function.
+        batches: Tensors of images.
+        segment: Images that move and compute together.
+        device: Where the model lives; that of its parameters, if not said.
+
+    Yields:
+        One result for each batch.
 
     >>> model = torch.nn.Conv2d(3, 8, 3)
     >>> [tuple(y.shape) for y in stream(model, [torch.randn(5, 3, 8, 8)] * 2, segment=2)]

@@ -10,7 +10,13 @@ from .ops import ENGINE
 
 
 def save(path: str | PathLike[str] | None = None) -> Path:
-    """Add what was measured to a file (the user's own, if none is named); returns its path.
+    """Add what was measured to a file.
+
+    Args:
+        path: The file; the user's own, `wisdom.json` in the cache directory, if not said.
+
+    Returns:
+        The path.
 
     >>> import tempfile; from tilewise import wisdom
     >>> wisdom.save(tempfile.mkdtemp() + "/wisdom.json").name
@@ -22,7 +28,13 @@ def save(path: str | PathLike[str] | None = None) -> Path:
 
 
 def load(path: str | PathLike[str] | None = None) -> int:
-    """Use the plans of a file; returns how many it had. What cannot be used costs a warning.
+    """Use the plans of a file. What cannot be used costs a warning.
+
+    Args:
+        path: The file; the user's own if not said.
+
+    Returns:
+        How many plans it had.
 
     >>> from tilewise import wisdom
     >>> wisdom.load("no-such-file.json")
@@ -32,7 +44,14 @@ def load(path: str | PathLike[str] | None = None) -> int:
 
 
 def merge(target: str | PathLike[str], *sources: str | PathLike[str]) -> int:
-    """Add the plans of some files to another; returns how many that has then.
+    """Add the plans of some files to another.
+
+    Args:
+        target: The file to add to; it need not exist.
+        sources: Files to read.
+
+    Returns:
+        How many plans the target has then.
 
     >>> import tempfile; from tilewise import wisdom
     >>> wisdom.merge(tempfile.mkdtemp() + "/all.json", "no-such-file.json")

@@ -27,9 +27,17 @@ METRICS = "metrics.json"
 
 def train(settings: Settings, directory: str | Path, progress: Progress | None = None,
           ) -> dict[str, Any]:
-    """Train, or go on from the directory's checkpoint; returns losses and what each epoch gave.
+    """Train, or go on from the directory's checkpoint.
 
     Under torchrun every process calls this, with the same arguments.
+
+    Args:
+        settings: The run.
+        directory: Where the checkpoint and the metrics go.
+        progress: Is told of steps and epochs; `Lines` prints them.
+
+    Returns:
+        Losses of all steps ("losses"), and what each epoch gave ("epochs").
 
     >>> history = train(Settings("fashion-mnist", epochs=1), "run")  # doctest: +SKIP
     >>> history["epochs"][-1]["accuracy"]  # doctest: +SKIP

@@ -17,6 +17,20 @@ FREE = ("data", "epochs", "save_every")
 class Settings:
     """A training run.
 
+    Attributes:
+        data: A directory of idx files, or of one folder of images a class.
+        model: A name of `tilewise.models.MODELS`.
+        engine: "tilewise", "torch", "torch-channels-last" or "torch-compile".
+        epochs: Passes over the images.
+        batch: Images of a step, of all processes together.
+        rate: Learning rate of SGD.
+        momentum: Momentum of SGD.
+        decay: Weight decay of SGD.
+        seed: Of the weights and of the order of images.
+        size: Sides of the images; the model's own, if None.
+        limit: Training images that are used; all, if None.
+        save_every: Steps between checkpoints; each epoch also ends with one.
+
     >>> Settings("images", "lenet_b", epochs=1).batch
     64
     """
