@@ -1,6 +1,6 @@
 """Does every model of the zoo compute and learn the same after tilewise.optimize?
 
-    python benchmarks/zoo_equal.py                    # all 41; hours
+    python benchmarks/zoo_equal.py -o zoo_equal.json    # all 41; an hour or two
     python benchmarks/zoo_equal.py resnet18 yolov8n --limit 600
 
 Each model runs in a process of its own. It is asked for
@@ -28,10 +28,12 @@ import argparse
 import copy
 import json
 import os
+import shlex
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,9 @@ from torch import Tensor, nn
 from zoo_models import ZOO, settle, tensors
 
 import tilewise
+from tilewise.bench import machine
+from tilewise.bench.results import Result
 
-RESULTS = Path(__file__).parent / "results" / "zoo_equal.json"
 TIMES = 10  # our error against float64 to torch's
 # one value that rounds to the other side of a ReLU's zero moves gradients by 5e-4, also torch's
 FLOOR = {"result": 2e-5, "loss": 1e-5, "weights": 1e-6, "gradients": 2e-3, "statistics": 1e-5}
@@ -193,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", help="names of the zoo; all of them if none")
     parser.add_argument("--limit", type=int, default=1200, help="seconds for each model")
-    parser.add_argument("--into", type=Path, default=RESULTS)
+    parser.add_argument("-o", "--output", type=Path, help="a result file to write")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -208,15 +211,16 @@ def main() -> None:
     for name in options.models or ZOO:
         rows[name] = in_process(name, options.limit)
         print(shown(name, rows[name]), flush=True)
-        write(options.into, rows)
+        if options.output:
+            write(options.output, rows)
     sys.exit(0 if all(map(is_equal, rows.values())) else 1)
 
 
 def write(path: Path, rows: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "steps": STEPS,
-             "batch": BATCH, "times": TIMES, "floor": FLOOR}
-    path.write_text(json.dumps({"about": about, "models": rows}, indent=1) + "\n")
+    settings = {"steps": STEPS, "batch": BATCH, "times": TIMES, "floor": FLOOR}
+    Result("zoo-equal", shlex.join(["python", *sys.argv]), date.today().isoformat(),
+           machine.facts(torch.get_num_threads(), limits=False), settings,
+           [{"subject": name, **row} for name, row in rows.items()]).save(path)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ MADE = {
         "python benchmarks/train_fashion_mnist.py runs --best -o train_fashion_mnist.json",
         "python benchmarks/train_fashion_mnist.py build/quick-runs --model lenet_b --epochs 1 "
         "--limit 256 --engines torch tilewise -o train_fashion_mnist.json"),
+    "zoo_equal": Made("python benchmarks/zoo_equal.py -o zoo_equal.json",
+                      "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
     "gpu_audit": Made("tilewise gpu-audit -o gpu_audit.json",
                       "tilewise gpu-audit --gpu sm_90 --defaults -o gpu_audit.json"),
 }

@@ -178,6 +178,23 @@ def _filter_ratio(row: dict[str, Any]) -> float:
     return float(row["seconds"]["opencv"] / row["seconds"]["tilewise"])
 
 
+def _zoo_equal(result: dict[str, Any]) -> list[str]:
+    """Of each kind of question the worst of our errors, torch's own beside it."""
+    asked = ("eval", "switched", "training")
+    lines = ["| model | result | modes switched | five steps |", "|---|--:|--:|--:|"]
+    for row in result["rows"]:
+        cells = {name.removesuffix(" p=0"): cell for name, cell in row.items()
+                 if isinstance(cell, dict)}
+        lines.append(f"| {row['subject']} | "
+                     + " | ".join(_verdict(cells[name]) for name in asked) + " |")
+    return lines
+
+
+def _verdict(cell: dict[str, Any]) -> str:
+    worst = max(cell.values(), key=lambda c: (not c["equal"], c["ours"]))
+    return f"{'' if worst['equal'] else 'differs: '}{worst['ours']:.0e} ({worst['torch']:.0e})"
+
+
 def _gpu_audit(result: dict[str, Any]) -> list[str]:
     from tilewise.frontend.gpu_audit import Row, as_markdown
 
@@ -190,7 +207,8 @@ def _format(value: float | None, scale: float, how: str) -> str:
 
 KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "bench": _bench, "ladder": _ladder, "errors": _errors, "algorithms": _algorithms,
-    "training": _training, "filter2d": _filter2d, "gpu-audit": _gpu_audit}
+    "training": _training, "filter2d": _filter2d, "gpu-audit": _gpu_audit,
+    "zoo-equal": _zoo_equal}
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:
