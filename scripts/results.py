@@ -52,6 +52,8 @@ MADE = {
         "--limit 256 --engines torch tilewise -o train_fashion_mnist.json"),
     "gpu_audit": Made("tilewise gpu-audit -o gpu_audit.json",
                       "tilewise gpu-audit --gpu sm_90 --defaults -o gpu_audit.json"),
+    "torch_versions": Made("python scripts/try_torch.py -o torch_versions.json",
+                           "python scripts/try_torch.py --here -o torch_versions.json"),
 }
 
 
