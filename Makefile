@@ -10,7 +10,7 @@ help:
 	@echo "make result-NAME      one of: $(RESULTS)"
 	@echo "make figures          write all tables and draw all pictures, from the result files"
 	@echo "make figures-PART     one of: tables drawings filters report training"
-	@echo "make docs             build the site"
+	@echo "make docs             build the site; SITE=DIRECTORY to build it there"
 
 results:
 	$(PYTHON) scripts/results.py $(QUICK_)
@@ -25,4 +25,4 @@ figures-%:
 	$(PYTHON) scripts/figures.py $*
 
 docs:
-	mkdocs build --strict
+	mkdocs build --strict --site-dir $(or $(SITE),site)

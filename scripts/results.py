@@ -54,6 +54,8 @@ MADE = {
                       "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
     "gpu_audit": Made("tilewise gpu-audit -o gpu_audit.json",
                       "tilewise gpu-audit --gpu sm_90 --defaults -o gpu_audit.json"),
+    "torch_versions": Made("python scripts/try_torch.py -o torch_versions.json",
+                           "python scripts/try_torch.py --here -o torch_versions.json"),
 }
 
 

@@ -29,6 +29,8 @@ def table(result: dict[str, Any], part: str | None = None) -> str:
     """Markdown: what was measured, where, and the command."""
     if result["kind"] == "transcript":
         return _answer(next(row for row in result["rows"] if row["name"] == part))
+    if part == "headline":
+        return _headline(result)
     lines = KINDS[result["kind"]](result)
     return "\n".join(["", *lines, "", _origin(result), "", "```", result["command"], "```", "", ""])
 
@@ -43,6 +45,13 @@ def _origin(result: dict[str, Any]) -> str:
               if "peak" in m else "")
     return (f"{m['processor']}, {m['threads']} threads, {m['isa']}{limits}; {versions}; "
             f"{result['date']}.")
+
+
+def _headline(result: dict[str, Any]) -> str:
+    """The one number of a model's result."""
+    ours = next(row for row in result["rows"] if row["family"] == "tilewise")
+    return (f"\n**{ours['ratio']:.1f} times the speed of PyTorch's best form**: {ours['subject']}, "
+            f"float32, {result['machine']['threads']} threads of one Xeon.\n\n")
 
 
 def _answer(row: dict[str, Any]) -> str:
@@ -195,6 +204,17 @@ def _verdict(cell: dict[str, Any]) -> str:
     return f"{'' if worst['equal'] else 'differs: '}{worst['ours']:.0e} ({worst['torch']:.0e})"
 
 
+def _compatibility(result: dict[str, Any]) -> list[str]:
+    uses = list(dict.fromkeys(use for row in result["rows"] for use in row["uses"]))
+    lines = [f"| torch | {' | '.join(uses)} | numpy | llvmlite |", "|---" * (len(uses) + 3) + "|"]
+    for row in result["rows"]:
+        found = row["versions"]
+        cells = [found.get("torch", row["asked"]), *(row["uses"].get(use, "") for use in uses),
+                 found.get("numpy", ""), found.get("llvmlite", "")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def _gpu_audit(result: dict[str, Any]) -> list[str]:
     from tilewise.frontend.gpu_audit import Row, as_markdown
 
@@ -208,7 +228,8 @@ def _format(value: float | None, scale: float, how: str) -> str:
 KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "bench": _bench, "ladder": _ladder, "errors": _errors, "algorithms": _algorithms,
     "training": _training, "filter2d": _filter2d, "gpu-audit": _gpu_audit,
-    "zoo-equal": _zoo_equal}
+    "zoo-equal": _zoo_equal,
+    "compatibility": _compatibility}
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

@@ -98,9 +98,35 @@ def test_the_names_are_found() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    beside, _, navigation = text.partition("not_in_nav: |\n")[2].partition("nav:\n")
+    assert beside.split() == ["gpu-audit.md"]
     for page in (ROOT / "docs").glob("*.md"):
-        assert f": {page.name}\n" in navigation, page.name
+        assert f": {page.name}\n" in navigation or page.name in beside, page.name
+
+
+def test_there_is_one_answer_about_gpus() -> None:
+    answer = ("tilewise is for CPUs. Its GPU kernels are tested without a GPU and have never run "
+              "on one")
+    for name in ("README.md", *(f"docs/{page}.md" for page in (
+            "index", "faq", "compatibility", "performance", "gpu", "gpu-audit"))):
+        assert answer in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_merge_was_left_half_done(page: Path) -> None:
+    marks = re.findall(r"^(?:<{7}|>{7}|\|{7}) ?", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert not marks
+
+
+def test_files_of_the_root_become_pages() -> None:
+    site = script("site_hook")
+    for name in site.SHOWN:
+        assert (ROOT / name).exists(), name
+    assert site.as_page("[a](docs/faq.md#b) [c](SECURITY.md) [d](LICENSE) [e](#f)") == (
+        "[a](faq.md#b) [c](security.md) d [e](#f)")
+    shown = site.on_page_markdown((ROOT / "docs" / "changelog.md").read_text())
+    assert shown.startswith("# Changelog\n")
 
 
 def test_pages_with_code_are_run() -> None:
