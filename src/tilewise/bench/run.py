@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,17 @@ def measure(s: Subject, o: Options, tell: Tell = silent) -> list[Row]:
         refused += [Row(s.name, c.name, c.family, errors[c.name], note="wrong result: not timed")
                     for c in wrong]
         return _rows(s, timed, times, errors) + refused
+
+
+@torch.no_grad()
+def beside_torch(s: Subject, fast: Callable[[Tensor], Any],
+                 tell: Tell = silent) -> tuple[float, float]:
+    """Least seconds of an optimised subject, and of torch's fastest form that is not compiled."""
+    theirs = torch_contenders(s, compile_=False)
+    tick = counting(tell, f"measuring {s.name}", 3 * (len(theirs) + 1))
+    ours, *times = interleaved([lambda: fast(s.example), *(c.run for c in theirs)], 3, 0.02, 20.0,
+                               tick=tick)
+    return ours.minimum, min(time.minimum for time in times)
 
 
 def _peer(name: str, s: Subject, o: Options, directory: Path) -> Contender:
