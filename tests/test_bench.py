@@ -65,6 +65,20 @@ def test_no_speed_is_told_of_a_wrong_result(monkeypatch: pytest.MonkeyPatch,
     assert "ms" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name, is_timed", [("openvino_default", True), ("openvino", False)])
+def test_a_peer_in_its_own_precision_may_err_as_bfloat16_does(
+        name: str, is_timed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    what = layer(Problem.parse(TINY))
+
+    def rounded(graph: object, x: torch.Tensor, threads: int, directory: Path) -> Contender:
+        return Contender(name, name, lambda: what.model(what.example).bfloat16().float())
+
+    monkeypatch.setitem(peers.PEERS, name, ((), rounded))
+    rows = measure(what, replace(QUICK, against=("torch", name)))
+    assert 1e-3 < rows[-1].error < 1e-2
+    assert (rows[-1].minimum is not None) == is_timed
+
+
 def test_a_peer_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(graph: object, x: torch.Tensor, threads: int, directory: Path) -> Contender:
         return Contender("liar", "liar", lambda: torch.zeros(2, 8, 9, 9))

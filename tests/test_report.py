@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,6 +16,7 @@ from tilewise.bench.results import Result
 from tilewise.bench.svg import LogAxis
 from tilewise.cli import MISSING, OK, USAGE, main
 
+WIDEST = 6.2  # of a character of 11 points, in the widest of the fonts
 PROBLEM = "n8c64h56w56k64r3s3p1_f32_forward+bias+relu"
 MACHINE = {"processor": "A <fast> one", "system": "Linux x86_64", "cores": 2, "threads": 2,
            "isa": "avx512", "lanes": 16, "registers": 32, "l1": 1 << 15, "l2": 1 << 20,
@@ -107,3 +109,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
     assert main(["report", "bench.json", "--png", "pictures"]) == MISSING
     assert "tilewise[bench]" in capsys.readouterr().err
+
+
+def test_labels_of_the_ladder_do_not_collide() -> None:
+    """Numbers stand in a column of their own, beside bars and the line of the peak."""
+    rows = [rung(name, "rung", seconds) for name, seconds in (
+        ("matrix unit, 3 products", 1.85 / 1282), ("register tile", 1.85 / 290), ("vectors", 0.04))]
+    tree = ElementTree.fromstring(str(figures(replace(LADDER, rows=rows))["ladder"]))
+    space = "{http://www.w3.org/2000/svg}"
+    ends = [float(bar.get("x")) + float(bar.get("width")) for bar in tree.iter(f"{space}rect")]
+    [line] = tree.iter(f"{space}line")
+    starts = [float(text.get("x")) - WIDEST * len(text.text) for text in tree.iter(f"{space}text")
+              if "x" in text.text and text.text[0].isdigit()]
+    assert len(starts) == 3
+    assert min(starts) > max(*ends, float(line.get("x1")))
+    names = [text for text in tree.iter(f"{space}text") if text.text in {r["name"] for r in rows}]
+    assert all(float(text.get("x")) - WIDEST * len(text.text) >= 0 for text in names)
+    [peak] = [text for text in tree.iter(f"{space}text") if "peak" in text.text]
+    half = WIDEST * 10 / 11 * len(peak.text) / 2
+    assert half <= float(peak.get("x")) <= figures(LADDER)["ladder"].width - half

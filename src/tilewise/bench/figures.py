@@ -80,7 +80,7 @@ def bars(rows: Rows) -> Drawing:
 def climb(rows: Rows, peak: float) -> Drawing:
     """Operations a second of every rung, and torch's."""
     drawing = Drawing(WIDTH, 40 + 21 * len(rows), "operations a second by rung")
-    left, right = 140.0, WIDTH - 112
+    left, right = 150.0, WIDTH - 90  # the numbers' column, which no bar and no line reaches
     scale = (right - left) / max(*(row["gflops"] for row in rows), peak)
     drawing.line(left + scale * peak, 4, left + scale * peak, 22 + 21 * len(rows), FAINT,
                  dashed=True)
@@ -90,10 +90,10 @@ def climb(rows: Rows, peak: float) -> Drawing:
         drawing.rect(left, y + 2, scale * row["gflops"], 15, _kind_colour(row["kind"]))
         gain = f" · {row['gain']:.2f}x" if row.get("gain") else ""
         rate = f"{row['gflops']:.0f}" if row["gflops"] >= 100 else f"{row['gflops']:.1f}"
-        drawing.text(left + scale * row["gflops"] + 5, y + 13, rate + gain, 11,
-                     fill=FAINT if torch else INK, halo=True)
-    drawing.text(left + scale * peak, 34 + 21 * len(rows), f"multiply-add peak, {peak:.0f} GFLOP/s",
-                 10, "middle", FAINT)
+        drawing.text(WIDTH, y + 13, rate + gain, 11, "end", FAINT if torch else INK)
+    place = min(left + scale * peak, WIDTH - 80)  # the whole label stays in the picture
+    drawing.text(place, 34 + 21 * len(rows), f"multiply-add peak, {peak:.0f} GFLOP/s", 10,
+                 "middle", FAINT)
     return drawing
 
 

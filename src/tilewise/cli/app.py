@@ -57,7 +57,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def tilewise_(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True,
                                            help="Print the version.")) -> None:
-    """Convolutions for PyTorch, planned, tuned and compiled for the machine at hand.
+    """Tilewise plans, tunes and compiles convolutions of PyTorch for the machine at hand.
 
     A SUBJECT is a model (vgg16, resnet50, ...), a problem such as
     n8c64h56w56k64r3s3p1_f32_forward+bias+relu, or package.module:factory, a function without

@@ -14,6 +14,7 @@ from .output import (
     Json,
     MaxError,
     Output,
+    Rounds,
     Shape,
     Threads,
     command,
@@ -32,13 +33,14 @@ app = typer.Typer(no_args_is_help=True,
                   help="Measure layers and models against torch's best and other engines.")
 
 Against = Annotated[str, typer.Option(
-    help="torch and, with commas, openvino, onnxruntime, ncnn, mnn, tensorflow=PYTHON, "
-         "jax=PYTHON (its interpreter).")]
-Rounds = Annotated[int, typer.Option(min=2, help="How often everybody takes a turn.")]
-Budget = Annotated[float, typer.Option(help="Seconds after which no new round of a subject "
-                                            "begins.")]
-Effort = Annotated[str, typer.Option(help="How hard tilewise looks for plans: estimate, measure, "
-                                          "exhaustive or wisdom_only.")]
+    help="Compare with these engines, separated by commas: torch, openvino, openvino_default (in "
+         "the precision that it takes by itself), onnxruntime, ncnn, mnn, tensorflow=PYTHON and "
+         "jax=PYTHON, where PYTHON is the interpreter that has them.")]
+Budget = Annotated[float, typer.Option(help="Start no new round of a subject after this many "
+                                            "seconds.")]
+Effort = Annotated[str, typer.Option(help="Choose how hard tilewise looks for plans: estimate, "
+                                          "measure, exhaustive or wisdom_only.")]
+Algorithm = Annotated[str | None, typer.Option(help="Run this one of tilewise.algorithms().")]
 Cold = Annotated[bool, typer.Option("--cold", help="Empty the caches before every call.")]
 Compile = Annotated[bool, typer.Option(help="Let torch.compile be one of torch's forms.")]
 
@@ -47,7 +49,8 @@ Compile = Annotated[bool, typer.Option(help="Let torch.compile be one of torch's
 def device_(
     context: typer.Context,
     device: Annotated[str, typer.Option(
-        help="cuda: the layers of VGG16 on this machine's GPU, against the vendor's library.")]
+        help="Choose cpu, or cuda to measure the layers of VGG16 on this machine's GPU against "
+             "the vendor's library.")]
     = "cpu",
 ) -> None:
     """On a GPU: every algorithm, checked against the vendor's result and then timed."""
@@ -65,13 +68,13 @@ def device_(
 @app.command()
 def layer(
     problems: Annotated[list[str], typer.Argument(
-        help="Problems such as n8c64h56w56k64r3s3p1_f32_forward+bias+relu.")],
+        help="Name problems such as n8c64h56w56k64r3s3p1_f32_forward+bias+relu.")],
     against: Against = "torch", batch: Batch = None, threads: Threads = None, rounds: Rounds = 15,
     budget: Budget = 30.0, effort: Effort = "estimate", max_error: MaxError = None,
-    algorithm: Annotated[str | None, typer.Option(help="One of tilewise.algorithms().")] = None,
+    algorithm: Algorithm = None,
     cold: Cold = False, output: Output = None, json: Json = False,
 ) -> None:
-    """Single convolutions."""
+    """Measure single convolutions."""
     from ..bench.subjects import subject
 
     _measure([lambda text=text: subject(text, batch) for text in problems], output, json,
@@ -81,13 +84,14 @@ def layer(
 
 @app.command()
 def model(
-    name: Annotated[str, typer.Argument(help="vgg16, resnet50, ... or package.module:factory.")],
+    name: Annotated[str, typer.Argument(
+        help="Name vgg16, resnet50, ... or package.module:factory.")],
     against: Against = "torch", batch: Batch = None, shape: Shape = None, threads: Threads = None,
     rounds: Rounds = 9, budget: Budget = 240.0, effort: Effort = "estimate",
     max_error: MaxError = None, cold: Cold = False, compile: Compile = True,
     output: Output = None, json: Json = False,
 ) -> None:
-    """A whole model, from an image to its result."""
+    """Measure a whole model, from an image to its result."""
     from ..bench.subjects import subject
 
     _measure([lambda: subject(name, batch, shape)], output, json, against=against,
@@ -98,16 +102,16 @@ def model(
 @app.command()
 def suite(
     name: Annotated[str, typer.Argument(
-        help="vgg, vgg_first, vgg_pool, lenet, wide_filters, pointwise, depthwise or small.")],
-    batch: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 8,
-    epilogue: Annotated[str, typer.Option(help="What follows the sum: +bias+relu+pool2.")]
-    = "+bias+relu",
+        help="Name vgg, vgg_first, vgg_pool, lenet, wide_filters, pointwise, depthwise or small.")],
+    batch: Annotated[int, typer.Option(min=1, help="Put this many images into a batch.")] = 8,
+    epilogue: Annotated[str, typer.Option(
+        help="Add this to every convolution, such as +bias+relu+pool2.")] = "+bias+relu",
     against: Against = "torch", threads: Threads = None, rounds: Rounds = 15,
     budget: Budget = 30.0, effort: Effort = "estimate", max_error: MaxError = None,
-    algorithm: Annotated[str | None, typer.Option(help="One of tilewise.algorithms().")] = None,
+    algorithm: Algorithm = None,
     cold: Cold = False, output: Output = None, json: Json = False,
 ) -> None:
-    """All layers of a network or a family of shapes, one after the other."""
+    """Measure all layers of a network or a family of shapes, one after the other."""
     from ..bench.subjects import layer as one_layer
     from ..bench.suites import suite as problems
 
@@ -118,13 +122,13 @@ def suite(
 
 @app.command()
 def compare(
-    old: Annotated[Path, typer.Argument(help="A result file.")],
-    new: Annotated[Path, typer.Argument(help="A later one.")],
+    old: Annotated[Path, typer.Argument(help="Give the earlier result file.")],
+    new: Annotated[Path, typer.Argument(help="Give the later result file.")],
     threshold: Annotated[float, typer.Option(
-        help="How much of the speed relative to torch may be lost.")] = 0.15,
+        help="Accept the loss of this share of the speed relative to torch.")] = 0.15,
     json: Json = False,
 ) -> None:
-    """Two result files; exit code 1 if a subject became slower relative to torch."""
+    """Compare two result files. The exit code is 1 if a subject became slower relative to torch."""
     from dataclasses import asdict
 
     from ..bench.results import Result
@@ -188,7 +192,8 @@ def _print(what: Subject, rows: list[Row]) -> None:
     columns = ("", "least ms", "median ms", "spread", "images/s", "of torch's best", "by rounds",
                "error", "")
     print_table(what.name, columns, [row(r) for r in rows],
-                styles=["bold" if r.family == "tilewise" else None for r in rows])
+                styles=["bold" if r.family == "tilewise" else None for r in rows],
+                spare=("images/s", "spread", "by rounds", "median ms"))
 
 
 def _plans(what: Subject, max_error: float | None) -> list[dict[str, Any]]:

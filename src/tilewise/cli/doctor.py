@@ -11,8 +11,10 @@ from .output import Json, Threads, console, print_json, print_table, progress, s
 
 
 def doctor(threads: Threads = None, json: Json = False) -> None:
-    """The machine, its measured limits, versions, and what is missing; exit code 1 if something
-    is broken."""
+    """Describe the machine, its measured limits, versions, and what is missing.
+
+    The exit code is 1 if something is broken.
+    """
     from ..bench.health import examine
     from ..bench.machine import facts
 

@@ -14,8 +14,10 @@ from .output import (
     MaxError,
     Shape,
     Threads,
+    console,
+    fits,
     print_json,
-    print_lines,
+    print_table,
     progress,
     set_threads,
 )
@@ -26,19 +28,24 @@ def explain(
     batch: Batch = None,
     shape: Shape = None,
     effort: Annotated[str, typer.Option(
-        help="estimate, or measure: run and time every candidate.")] = "estimate",
+        help="Choose estimate, or measure to run and time every candidate.")] = "estimate",
     max_error: MaxError = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Every candidate with its time and error, or the reasons against it."""
+    """List every candidate with its time and error, or the reasons against it."""
     set_threads(threads)
     with progress(f"explaining {subject}") as tell:
         if subject.startswith("n") and "_" in subject:
             answer = _problem(subject, batch, max_error, effort, tell)
         else:
             answer = _model(subject, batch, shape, max_error, effort, tell)
-    print_json(_data(answer)) if json else print_lines(str(answer))
+    if json:
+        print_json(_data(answer))
+    elif fits(str(answer)):
+        print(answer)
+    else:
+        _print_narrow(answer)
 
 
 def _problem(text: str, batch: int | None, max_error: float | None, effort: str,
@@ -55,7 +62,19 @@ def _model(subject: str, batch: int | None, shape: str | None, max_error: float 
     import tilewise
 
     what = optimized(subject, batch, shape, max_error, tell)
-    return tilewise.explain(what.model, what.example, max_error=max_error, effort=effort, tell=tell)
+    return tilewise.explain(what.model, what.subject.example, max_error=max_error, effort=effort,
+                            tell=tell)
+
+
+def _print_narrow(answer: Any) -> None:
+    """Without schedules, which are long; times and errors matter more."""
+    if hasattr(answer, "layers"):
+        header, *rows = answer.rows
+        print_table("", header, rows, left=3, spare=("schedule",))
+        return
+    for line in str(answer).splitlines()[:2]:
+        console.print(line, markup=False)
+    print_table("", ("", ""), [(name, told) for name, told, _ in answer.rows], left=2)
 
 
 def _data(answer: Any) -> Any:

@@ -12,15 +12,19 @@ from .output import Json, Output, command, progress
 
 def gpu_audit(
     gpu: Annotated[list[str] | None, typer.Option(
-        help="sm_80, sm_90, sm_100 or gfx942; all of them, if not said.")] = None,
+        help="Compile for sm_80, sm_90, sm_100 or gfx942. The default is all of them.")] = None,
     defaults_only: Annotated[bool, typer.Option(
-        "--defaults", help="Only the default of each direction and type.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that compile.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
+        "--defaults", help="Compile only the default of each direction and type.")] = False,
+    workers: Annotated[int | None, typer.Option(
+        min=1, help="Compile in this many processes.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     output: Output = None,
     json: Json = False,
 ) -> None:
-    """Compile every shipped GPU schedule, without a GPU; exit code 1 if one breaks its budget."""
+    """Compile every shipped GPU schedule, without a GPU.
+
+    The exit code is 1 if one breaks its budget.
+    """
     from dataclasses import asdict
     from datetime import date
 

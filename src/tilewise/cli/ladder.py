@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from .output import (
     Json,
     Output,
+    Rounds,
     Threads,
     command,
     console,
@@ -20,19 +22,21 @@ from .output import (
     set_threads,
 )
 
+ACCURATE = 5e-6  # errors above it are those of fewer products
+
 if TYPE_CHECKING:
     from ..bench.ladder import Line
 
 
 def ladder(
     problem: Annotated[str, typer.Argument(
-        help="A problem such as n8c64h56w56k64r3s3p1_f32_forward+bias+relu.")],
-    rounds: Annotated[int, typer.Option(min=2, help="How often everybody takes a turn.")] = 7,
+        help="Name a problem such as n8c64h56w56k64r3s3p1_f32_forward+bias+relu.")],
+    rounds: Rounds = 7,
     threads: Threads = None,
     output: Output = None,
     json: Json = False,
 ) -> None:
-    """The optimisations of a convolution, one at a time, each checked and timed."""
+    """Add the optimisations of a convolution one at a time, each checked and timed."""
     from dataclasses import asdict
     from datetime import date
 
@@ -63,11 +67,37 @@ def ladder(
 def _print(problem: str, lines: list[Line]) -> None:
     columns = ("", "ms", "GFLOP/s", "of peak", "moved", "workspace", "error", "gain")
     print_table(problem, columns, [_row(line) for line in lines],
-                styles=[{"torch": "cyan", "limit": "dim"}.get(line.kind) for line in lines])
+                styles=[{"torch": "cyan", "limit": "dim"}.get(line.kind) for line in lines],
+                spare=("workspace", "moved"))
     console.print()
     for line in lines:
         if line.kind == "rung":
             console.print(f"[bold]{line.name}[/bold]: {line.why}")
+    for note in _notes(lines):
+        console.print(f"\n{note}")
+
+
+def _notes(lines: list[Line]) -> Iterator[str]:
+    """What of the table needs an explanation."""
+    rungs = [line for line in lines if line.kind == "rung" and line.minimum]
+    if any(line.share and line.share > 1 for line in rungs):
+        yield ("of peak counts the operations of the direct method against the measured "
+               "multiply-add peak of the vector units. More than 100% is possible: Winograd does "
+               "fewer operations than are counted, and the matrix unit has a higher peak.")
+    if len(rungs) > 1 and rungs[-1].gain and rungs[-1].gain < 1:
+        yield _setback(rungs, [line.minimum for line in lines
+                               if line.kind == "torch" and line.minimum])
+
+
+def _setback(rungs: list[Line], torch: list[float]) -> str:
+    """Why the last rung is slower than the one before it."""
+    before, last = rungs[-2:]
+    why = (f"that rung has an error of {before.error:.1e}, with fewer bits than the default "
+           "precision asks for; max_error admits it" if (before.error or 0) > ACCURATE else
+           "the planner estimates times, and tilewise tune measures them")
+    beside = f" It is {min(torch) / (last.minimum or 1):.2f}x as fast as torch." if torch else ""
+    return (f"{last.name} is {last.gain:.2f}x as fast as the rung before it ({before.name}): "
+            f"{why}.{beside}")
 
 
 def _row(line: Line) -> tuple[str, ...]:

@@ -10,21 +10,21 @@ import typer
 from ..core.progress import Tell
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
+    from ..bench.subjects import Subject
     from ..core.plan import Plan
 
 SubjectName = Annotated[str, typer.Argument(
-    metavar="SUBJECT", help="A model, a problem or package.module:factory.")]
+    metavar="SUBJECT", help="Name a model, a problem or package.module:factory.")]
 
 
 @dataclass(frozen=True)
 class Optimized:
     """A subject as tilewise runs it."""
 
-    name: str
+    subject: Subject
     model: nn.Module
-    example: Tensor
 
 
 def optimized(subject: str, batch: int | None, shape: str | None, max_error: float | None,
@@ -36,7 +36,7 @@ def optimized(subject: str, batch: int | None, shape: str | None, max_error: flo
 
     tell(f"building {subject}", 0, 1)
     what = read(subject, batch, shape)
-    return Optimized(what.name, tilewise.optimize(what.model, max_error=max_error), what.example)
+    return Optimized(what, tilewise.optimize(what.model, max_error=max_error))
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:

@@ -28,15 +28,19 @@ from ..core.progress import Tell
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Threads = Annotated[int | None, typer.Option(
-    "--threads", min=1, help="Threads of everybody; torch's own number, if not said.")]
+    "--threads", min=1, help="Use this many threads, in torch and in every other engine. The "
+                             "default is torch's own number.")]
 Batch = Annotated[int | None, typer.Option(
-    "--batch", min=1, help="Images in a batch; a problem's own, if not said, else 8.")]
+    "--batch", min=1, help="Put this many images into a batch. The default is the problem's own "
+                           "batch, or 8 for a model.")]
 Shape = Annotated[str | None, typer.Option(
-    "--shape", help="Channels x height x width of an image, as 3x224x224.")]
+    "--shape", help="Use images of this shape: channels x height x width, such as 3x224x224.")]
 
 MaxError = Annotated[float | None, typer.Option(
-    help="Bound on the relative rms error; torch's precision setting, if not said.")]
+    help="Admit algorithms up to this relative rms error. The default follows torch's precision "
+         "setting.")]
 
+Rounds = Annotated[int, typer.Option(min=2, help="Let every contender take this many turns.")]
 
 
 def in_a_directory(path: Path | None) -> Path | None:
@@ -47,7 +51,7 @@ def in_a_directory(path: Path | None) -> Path | None:
 
 
 Output = Annotated[Path | None, typer.Option(
-    "--output", "-o", help="Write a result file.", callback=in_a_directory)]
+    "--output", "-o", help="Write the results to this file.", callback=in_a_directory)]
 
 # a pipe has no width: lines stay whole there
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
@@ -60,17 +64,39 @@ def print_json(data: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
-                left: int = 1, styles: Sequence[str | None] = (), caption: str = "") -> None:
-    """The answer for people; all columns but the first `left` are numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None,
-                  header_style="dim", pad_edge=False, caption=caption or None,
-                  caption_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right",
-                         overflow="fold")
+                left: int = 1, styles: Sequence[str | None] = (),
+                spare: Sequence[str] = ()) -> None:
+    """The answer for people; all columns but the first `left` are numbers.
+
+    Columns named in `spare` go, in that order, where the table is wider than the terminal.
+    """
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=None,
+                  header_style="dim", pad_edge=False,
+                  show_header=bool(title) or any(columns))
+    kept = fitting(columns, rows, spare, console.width)
+    for index in kept:
+        table.add_column(columns[index], justify="left" if index < left else "right",
+                         overflow="fold", no_wrap=index >= left)
     for index, row in enumerate(rows):
-        table.add_row(*map(escape, row), style=styles[index] if index < len(styles) else None)
+        table.add_row(*(escape(row[i]) for i in kept),
+                      style=styles[index] if index < len(styles) else None)
     console.print(table)
+
+
+def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str],
+            width: int) -> list[int]:
+    """The columns that stay; spare ones go until a line fits into the width.
+
+    >>> fitting(("name", "ms", "schedule"), [("a", "1.0", 30 * "x")], ["schedule"], 20)
+    [0, 1]
+    """
+    widths = [max(len(line[i]) for line in (columns, *rows)) for i in range(len(columns))]
+    kept = [i for i, wide in enumerate(widths) if wide or not rows]
+    for name in spare:
+        if sum(widths[i] for i in kept) + 2 * len(kept) - 2 <= width:
+            break
+        kept.remove(columns.index(name))
+    return kept
 
 
 def bars() -> Progress:
@@ -93,12 +119,9 @@ def progress(what: str) -> Iterator[Tell]:
         yield tell
 
 
-def print_lines(text: str) -> None:
-    """Wide lines: cut at the width of a terminal, whole in a pipe."""
-    if sys.stdout.isatty():
-        console.print(text, markup=False, no_wrap=True, overflow="ellipsis")
-    else:
-        print(text)
+def fits(text: str) -> bool:
+    """Whether lines can be printed whole: in a pipe they always can."""
+    return not console.is_terminal or max(map(len, text.splitlines())) <= console.width
 
 
 @contextmanager

@@ -12,13 +12,14 @@ from .output import Json, in_a_directory, print_json
 
 def report(
     results: Annotated[list[Path], typer.Argument(
-        help="Result files, written by bench or ladder with --output.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.",
+        help="Give result files that bench or ladder wrote with --output.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the page to this file.",
                                          callback=in_a_directory)] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option(help="A directory for the figures as PNG.")] = None,
+    png: Annotated[Path | None, typer.Option(
+        help="Write the figures to this directory, as PNG.")] = None,
     json: Json = False,
 ) -> None:
-    """One HTML file, which needs no network, from result files."""
+    """Make one HTML file, which needs no network, from result files."""
     from ..bench.report import check_renderer, html, write_pngs
     from ..bench.results import Result
 

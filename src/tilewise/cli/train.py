@@ -12,31 +12,40 @@ from .output import Json, Threads, bars, console, errors, print_json, set_thread
 
 def train(
     data: Annotated[Path, typer.Argument(
-        help="A directory of idx files, or with a folder of images for each class.")],
+        help="Give a directory of idx files, or one with a folder of images for each class.")],
     output: Annotated[Path, typer.Option(
-        "--output", "-o", help="Where the run lives; one that is there goes on.")],
-    model: Annotated[str, typer.Option(help="lenet_a, lenet_b, vgg11, ...")] = "lenet_a",
+        "--output", "-o", help="Keep the run in this directory. A run that is there goes on.")],
+    model: Annotated[str, typer.Option(
+        help="Train this model: lenet_a, lenet_b, vgg11 or another of tilewise.models.")]
+    = "lenet_a",
     engine: Annotated[str, typer.Option(
-        help="tilewise, torch, torch-channels-last or torch-compile.")] = "tilewise",
-    epochs: Annotated[int, typer.Option(help="How often every image is seen.")] = 3,
-    batch: Annotated[int, typer.Option(help="Images a step, of all processes together.")] = 64,
-    rate: Annotated[float, typer.Option(help="Of learning, constant.")] = 0.01,
-    momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.9,
-    decay: Annotated[float, typer.Option(help="Of weights.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of first weights, batches and dropout.")] = 0,
+        help="Compute with tilewise, torch, torch-channels-last or torch-compile.")] = "tilewise",
+    epochs: Annotated[int, typer.Option(help="Show every image this many times.")] = 3,
+    batch: Annotated[int, typer.Option(
+        help="Take this many images a step, in all processes together.")] = 64,
+    rate: Annotated[float, typer.Option(
+        help="Use this learning rate, which stays constant.")] = 0.01,
+    momentum: Annotated[float, typer.Option(help="Use this momentum for SGD.")] = 0.9,
+    decay: Annotated[float, typer.Option(help="Use this decay of weights.")] = 0.0,
+    seed: Annotated[int, typer.Option(
+        help="Draw first weights, batches and dropout from this seed.")] = 0,
     size: Annotated[int | None, typer.Option(
-        help="Sides of the images; the model's own, if not said, else 224.")] = None,
+        help="Scale images to this many pixels a side. The default is the model's own size, or "
+             "224.")] = None,
     limit: Annotated[int | None, typer.Option(
-        min=1, help="How many images to train with; all, if not said.")] = None,
-    save_every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = 200,
+        min=1, help="Train with this many images. The default is all of them.")] = None,
+    save_every: Annotated[int, typer.Option(
+        help="Write a checkpoint after this many steps.")] = 200,
     lines_every: Annotated[int, typer.Option(
-        min=1, help="Steps between two lines, where there is no terminal for a bar.")] = 100,
+        min=1, help="Print a line after this many steps, where there is no terminal for a bar.")]
+    = 100,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Train a network, or go on from the checkpoint of a run; under torchrun in several processes.
+    """Train a network, or go on from the checkpoint of a run.
 
-    The same command gives the same weights, interrupted or not.
+    Under torchrun it trains in several processes. The same command gives the same weights,
+    interrupted or not.
     """
     from ..training import Lines, Settings, train
 

@@ -27,29 +27,36 @@ def tune(
     batch: Batch = None,
     shape: Shape = None,
     effort: Annotated[str, typer.Option(
-        help="measure: the default schedules; exhaustive: many schedules.")] = "measure",
+        help="Choose measure for the default schedules, or exhaustive for many schedules.")]
+    = "measure",
     max_error: MaxError = None,
     output: Annotated[Path | None, typer.Option(
-        "--output", "-o", help="The wisdom file to add to; the user's own, if not said.")] = None,
+        "--output", "-o",
+        help="Add the winners to this wisdom file. The default is the user's own.")] = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Time the candidates of every convolution and write the winners to a wisdom file."""
     import tilewise
 
+    from ..bench.run import beside_torch
     from ..frontend.tuning import tune as tune_model
 
     set_threads(threads)
     with progress(f"tuning {subject}") as tell:
         what = optimized(subject, batch, shape, max_error, tell)
-        layers = tune_model(what.model, what.example, effort, max_error, tell)
+        layers = tune_model(what.model, what.subject.example, effort, max_error, tell)
         place = tilewise.wisdom.save(output)
+        ours, theirs = beside_torch(what.subject, what.model, tell)
     if json:
-        print_json({"wisdom": str(place), "layers": [
+        print_json({"wisdom": str(place), "seconds": ours, "torch_seconds": theirs, "layers": [
             {"layer": layer.name, "problem": str(layer.plan.problem), **plan_data(layer.plan)}
             for layer in layers]})
         return
-    print_table(what.name, ("layer", "problem", "algorithm", "ms", "from"), [
+    print_table(what.subject.name, ("layer", "problem", "algorithm", "ms", "from"), [
         (layer.name, str(layer.plan.problem), layer.plan.algorithm,
-         milliseconds(layer.plan.seconds), layer.plan.source) for layer in layers], left=3)
+         milliseconds(layer.plan.seconds), layer.plan.source) for layer in layers], left=3,
+        spare=("from",))
+    print(f"as a whole: tilewise {milliseconds(ours)} ms, torch {milliseconds(theirs)} ms (its "
+          f"fastest form): {theirs / ours:.2f}x as fast")
     print(f"written to {place}")

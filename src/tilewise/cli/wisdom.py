@@ -14,12 +14,13 @@ from .output import Json, errors, in_a_directory, milliseconds, print_json, prin
 
 app = typer.Typer(no_args_is_help=True, help="Show, merge, export, import and check wisdom files.")
 
-File = Annotated[Path | None, typer.Argument(help="A wisdom file; the user's own, if not said.")]
+File = Annotated[Path | None, typer.Argument(
+    help="Give a wisdom file. The default is the user's own.")]
 
 
 @app.command()
 def show(file: File = None, json: Json = False) -> None:
-    """Every plan of a file."""
+    """Show every plan of a file."""
     entries = _entries(file)
     if json:
         print_json({name: entry.to_json() for name, entry in entries.items()})
@@ -27,14 +28,14 @@ def show(file: File = None, json: Json = False) -> None:
     print_table(f"{_place(file)}: {len(entries)} plans",
                 ("problem and machine", "algorithm", "schedule", "ms"),
                 [(name, entry.algorithm, str(entry.schedule), milliseconds(entry.seconds))
-                 for name, entry in sorted(entries.items())], left=3)
+                 for name, entry in sorted(entries.items())], left=3, spare=("schedule",))
 
 
 @app.command()
-def merge(into: Annotated[Path, typer.Argument(help="The file that is added to.")],
-          sources: Annotated[list[Path], typer.Argument(help="The files whose plans are added.")],
+def merge(into: Annotated[Path, typer.Argument(help="Add to this file.")],
+          sources: Annotated[list[Path], typer.Argument(help="Add the plans of these files.")],
           json: Json = False) -> None:
-    """Add the plans of some files to another; of two for one problem the faster stays."""
+    """Add the plans of some files to another. Of two for one problem the faster stays."""
     from ..frontend import wisdom
 
     _must_exist(*sources)
@@ -43,7 +44,7 @@ def merge(into: Annotated[Path, typer.Argument(help="The file that is added to."
 
 
 @app.command()
-def export(file: Annotated[Path, typer.Argument(help="Where to write it.",
+def export(file: Annotated[Path, typer.Argument(help="Write to this file.",
                                                  callback=in_a_directory)],
            json: Json = False) -> None:
     """Copy the user's own wisdom to a file, to be shipped with a model."""
@@ -58,7 +59,7 @@ def export(file: Annotated[Path, typer.Argument(help="Where to write it.",
 
 
 @app.command("import")
-def import_(file: Annotated[Path, typer.Argument(help="A wisdom file of somebody.")],
+def import_(file: Annotated[Path, typer.Argument(help="Give a wisdom file.")],
             json: Json = False) -> None:
     """Add a file's plans to the user's own wisdom."""
     merge(_place(None), [file], json)
@@ -66,7 +67,7 @@ def import_(file: Annotated[Path, typer.Argument(help="A wisdom file of somebody
 
 @app.command()
 def check(file: File = None, json: Json = False) -> None:
-    """Whether every plan can still be used here; exit code 1 if one cannot."""
+    """Check whether every plan can still be used here. The exit code is 1 if one cannot."""
     verdicts = {name: _verdict(name, entry) for name, entry in sorted(_entries(file).items())}
     stale = {name: why for name, why in verdicts.items() if why}
     if json:

@@ -32,8 +32,13 @@ class Explanation:
         """What will run."""
         return self.candidates[0].plan
 
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Of each candidate: its name, what is told of it, and its schedule."""
+        return [_row(candidate, first=i == 0) for i, candidate in enumerate(self.candidates)]
+
     def __str__(self) -> str:
-        rows = [_row(candidate, first=i == 0) for i, candidate in enumerate(self.candidates)]
+        rows = [(name, f"{told} {schedule}".rstrip()) for name, told, schedule in self.rows]
         width = max(len(row[0]) for row in rows)
         title = (f"{self.problem} on {self.target}\n"
                  f"{self.problem.flops / 1e9:.3f} GFLOP, {self.problem.bytes / 1e6:.1f} MB")
@@ -48,10 +53,14 @@ class ModelExplanation:
 
     layers: tuple[tuple[str, Explanation], ...]
 
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The header, then a row a layer."""
+        header = ("layer", "problem", "algorithm", "time", "torch", "error", "schedule")
+        return [header, *(_layer_row(name, explanation) for name, explanation in self.layers)]
+
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("layer", "problem", "algorithm", "time", "torch", "error",
-                                        "schedule")]
-        rows += [_layer_row(name, explanation) for name, explanation in self.layers]
+        rows = self.rows
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
                  for row in rows]
@@ -125,18 +134,19 @@ def _measured(found: list[Candidate], tell: Tell) -> list[Candidate]:
     return timed + rest
 
 
-def _row(candidate: Candidate, first: bool) -> tuple[str, str]:
+def _row(candidate: Candidate, first: bool) -> tuple[str, str, str]:
     mark = "> " if first and candidate.plan else "  "
     plan = candidate.plan
     if plan is None:
         offer = candidate.refused
-        what = f"; would take {offer.seconds * 1e6:.1f} us with {offer.schedule}" if offer else ""
-        return mark + candidate.algorithm, "refused: " + "; ".join(candidate.reasons) + what
+        what = f"; would take {offer.seconds * 1e6:.1f} us" if offer else ""
+        return (mark + candidate.algorithm, "refused: " + "; ".join(candidate.reasons) + what,
+                f"with {offer.schedule}" if offer else "")
     passes = f", then {', '.join(plan.after)}" if plan.after else ""
     rate = plan.problem.flops / plan.seconds / 1e9
     return mark + candidate.algorithm, (
         f"{plan.seconds * 1e6:10.1f} us {plan.source:<8} {rate:8.1f} GF/s  "
-        f"error <= {plan.error:.0e}  {plan.schedule}{passes}")
+        f"error <= {plan.error:.0e} "), f"{plan.schedule}{passes}"
 
 
 def _explain_model(model: nn.Module, example: Any, max_error: float | None,
