@@ -35,6 +35,12 @@ WEIGHT_GRADIENTS: dict[str, Algorithm] = {
 DIRECTIONS = {"forward": GENERATED, "backward_data": GENERATED,
               "backward_weight": WEIGHT_GRADIENTS}
 THREADS = 2
+LONG = "TILEWISE_LONG" in os.environ  # random tests in full; CI runs a sample of each
+
+
+def sample(count: int) -> int:
+    """How many of so many random problems are run."""
+    return count if LONG else count * 5 // 8
 
 
 # data

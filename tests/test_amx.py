@@ -32,9 +32,9 @@ from tilewise.runtime.executable import Executable
 HERE = "amx" in [row.name for row in available()]
 needs_amx = pytest.mark.skipif(not HERE, reason="this machine has no matrix unit")
 PRODUCTS = (1, 3, 6)
-LEAST = 1000  # problems for each number of products, empty ones not counted
+LEAST = harness.sample(1000)  # problems for each number of products, empty ones not counted
 BATCHES = 16  # of each shape, which share a kernel
-FLOOR = 150  # problems of each algorithm and number of products
+FLOOR = harness.sample(150)  # problems of each algorithm and number of products
 CHUNKS = 2
 DEEP_ONES = (("cpu_winograd", "n2c1100h5w6k40r3s3p1_f32_forward+bias"),
              ("cpu_direct", "n1c600h4w5k40r3s3p1_f32_forward+relu"),
