@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from ..core.activations import ACTIVATIONS
 from ..core.algorithm import Algorithm, split_bits
 from ..core.problem import Problem
 from ..core.schedule import Schedule
@@ -17,7 +18,7 @@ MATRIX_PARTS = {0: 0, 1: 1, 3: 2, 6: 3}  # bfloat16 parts of a float, by the pro
 class CpuAlgorithm(Algorithm):
     """An algorithm whose kernel is a module of kernels/cpu with a `Geometry` and a `make`."""
 
-    fuses = frozenset({"bias", "residual", "relu", "relu6"})
+    fuses = frozenset({"bias", "residual", *ACTIVATIONS})
     kernel: str  # the module's name; imported when something is built
 
     def seen_by_kernel(self, p: Problem) -> Problem:

@@ -45,7 +45,7 @@ class CpuWinograd(CpuAlgorithm):
     name = "cpu_winograd"
     version = 5
     kernel = "winograd"
-    fuses = frozenset({"bias", "residual", "relu", "relu6", "pool2", "mask"})
+    fuses = CpuAlgorithm.fuses | {"pool2", "mask"}
     exact_on_integers = False
 
     def reject(self, p: Problem, t: Target) -> list[str]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+from .activations import ACTIVATIONS, is_activation, parsed
 from .errors import InvalidProblem
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 LAYOUTS = ("nhwc", "nchw")
 DIRECTIONS = ("forward", "backward_data", "backward_weight")
-ACTIVATIONS = ("relu", "relu6", "leaky_relu", "silu", "gelu", "sigmoid", "tanh", "hardswish")
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,8 @@ class Epilogue:
     mask: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation not in (None, *ACTIVATIONS):
-            raise InvalidProblem(f"activation is {self.activation!r}, needs None or one of "
-                                 f"{', '.join(ACTIVATIONS)}")
+        if self.activation is not None:
+            parsed(self.activation)
         if self.pool < 1:
             raise InvalidProblem(f"pool is {self.pool}, needs 1 (none) or more (2: 2x2, stride 2)")
         if self.mask and (self.activation not in (None, "relu") or self.pool not in (1, 2)
@@ -61,7 +60,7 @@ class Epilogue:
     @classmethod
     def of(cls, steps: tuple[str, ...]) -> Epilogue:
         """The epilogue with these steps; the inverse of `steps`."""
-        activation = next((step for step in steps if step in ACTIVATIONS), None)
+        activation = next(filter(is_activation, steps), None)
         pools = [int(step[4:]) for step in steps if re.fullmatch(r"pool\d+", step)]
         found = cls("bias" in steps, "residual" in steps, activation, pools[0] if pools else 1,
                     "mask" in steps)
@@ -76,7 +75,10 @@ class Epilogue:
         steps = self.steps
         if self.mask and "mask" not in fusable:  # what makes the mask also does what it tells of
             fusable = fusable - {"relu", "pool2"}
-        cut = next((i for i, step in enumerate(steps) if step not in fusable), len(steps))
+        if self.activation is not None and not parsed(self.activation)[0].monotone:
+            fusable = fusable - {"pool2"}  # who pools does it first
+        cut = next((i for i, step in enumerate(steps) if step.partition(":")[0] not in fusable),
+                   len(steps))
         return Epilogue.of(steps[:cut]), steps[cut:]
 
 

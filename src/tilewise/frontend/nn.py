@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.errors import TilewiseError
+from ..runtime.activations import applied
 from ..runtime.weights import Norm, fold
 from .again import Again, Calls, can_repeat, form, settings
 from .ops import call_again, conv2d, conv2d_norm
@@ -141,7 +142,7 @@ class Block(nn.Module):
 
     def _step_by_step(self, y: Tensor, residual: Tensor | None) -> Tensor:
         y = y if residual is None else y + residual
-        y = y if self.activation is None else getattr(F, self.activation)(y)
+        y = y if self.activation is None else applied(self.activation)(y)
         return y if self.pool == 1 else F.max_pool2d(y, self.pool)
 
     def extra_repr(self) -> str:

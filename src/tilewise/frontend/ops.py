@@ -15,6 +15,7 @@ from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
 from ..kernels import precision
 from ..kernels.cpu.masks import pixel_bytes
+from ..runtime.activations import applied
 from ..runtime.engine import DTYPES, Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_with_norm
@@ -167,7 +168,7 @@ def wants_gradient(*operands: Any) -> bool:
 
 
 def then(y: Tensor, activation: str | None, pool: int) -> Tensor:
-    y = y if activation is None else getattr(F, activation)(y)
+    y = y if activation is None else applied(activation)(y)
     return y if pool == 1 else F.max_pool2d(y, pool)
 
 

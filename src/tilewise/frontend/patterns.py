@@ -10,12 +10,11 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from .activations import of_call, of_module
 from .effects import Effects
 
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-RELUS = {F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_"}
 PADS = {F.pad, torch._C._nn.pad}  # Dynamo sees through the first
-CLAMPS = {F.hardtanh, F.hardtanh_}  # what relu6 is to torch
 POOLS = {F.max_pool2d, torch.max_pool2d}
 TWO_BY_TWO = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False,
               "return_indices": False}
@@ -28,7 +27,7 @@ class Chain:
     convolution read, or to what is added.
     """
 
-    STEPS: tuple[str, ...] = ("_norm", "_add", "_relu", "_pool")
+    STEPS: tuple[str, ...] = ("_norm", "_add", "_activate", "_pool")
 
     def __init__(self, effects: Effects, module_of: Callable[[fx.Node], Any], conv: fx.Node,
                  norm_of: Callable[[fx.Node], Any] = bool) -> None:
@@ -84,16 +83,12 @@ class Chain:
         self.residual = others[0]
         return True
 
-    def _relu(self, user: fx.Node) -> bool:
+    def _activate(self, user: fx.Node) -> bool:
         module = self._module_of(user)
         if user.args[:1] != (self.last,):
             return False
-        if type(module) is nn.ReLU or (user.target in RELUS and len(user.args) == 1
-                                       and set(user.kwargs) <= {"inplace"}):
-            self.activation = "relu"
-        elif type(module) is nn.ReLU6 or user.target is F.relu6 or (
-                user.target in CLAMPS and _is_relu6(arguments(user, F_HARDTANH))):
-            self.activation = "relu6"
+        self.activation = (of_module(module) if module is not None else
+                           of_call(user.target, user.args[1:], user.kwargs))
         return self.activation is not None
 
     def _pool(self, user: fx.Node) -> bool:
@@ -114,7 +109,7 @@ class Chain:
 class LinearChain(Chain):
     """What follows a linear layer."""
 
-    STEPS = ("_relu",)
+    STEPS = ("_activate",)
 
 
 F_BATCH_NORM = {"input": None, "running_mean": None, "running_var": None, "weight": None,
@@ -125,7 +120,6 @@ CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0
           "groups": 1}
 
 
-F_HARDTANH = {"input": None, "min_val": -1.0, "max_val": 1.0, "inplace": False}
 F_PAD = {"input": None, "pad": None, "mode": "constant", "value": None}
 
 
@@ -143,10 +137,6 @@ def padded_by(conv: fx.Node, options: dict[str, Any]) -> tuple[fx.Node, list[int
         return None
     left, right, top, bottom = sides
     return found["input"], [top, bottom, left, right]
-
-
-def _is_relu6(options: dict[str, Any]) -> bool:
-    return (options["min_val"], options["max_val"]) == (0, 6)
 
 
 def arguments(node: fx.Node, defaults: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ..core.activations import parsed
 from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic, turn
 from ..core.errors import InvalidSchedule, NoAlgorithm, TilewiseError, UnknownAlgorithm
@@ -252,8 +253,14 @@ def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
         schedule = algorithm.default(inner.with_(n=bucket(p)), t)
     plan = Plan(p, t, algorithm.name, algorithm.version, schedule, inner,
                 algorithm.cost(inner, t, schedule), "estimate",
-                (algorithm.error if held else algorithm.error_as_set)(inner, t, schedule), held)
+                (algorithm.error if held else algorithm.error_as_set)(inner, t, schedule)
+                + _activation_error(inner), held)
     return replace(plan, seconds=plan.seconds + _passes(plan))
+
+
+def _activation_error(p: Problem) -> float:
+    step = p.epilogue.activation
+    return parsed(step)[0].error if step else 0.0
 
 
 def _offers(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,

@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from ..core.activations import is_activation
 from ..core.algorithm import Algorithm
 from ..core.plan import Plan
-from ..core.problem import ACTIVATIONS, Problem
+from ..core.problem import Problem
 from ..kernels import precision
 from ..kernels.cpu import memory
 from . import masks
+from .activations import applied
 from .pooling import max_pool
 from .turning import LAYOUTS, copied, laid_out
 
@@ -168,8 +169,8 @@ def _step(name: str, plan: Plan) -> Step:
     if name.startswith("pool"):
         pool = max_pool(plan)
         return lambda y, bias, residual: pool(y)
-    if name in ACTIVATIONS and name not in STEPS:
-        function = getattr(F, name)
+    if is_activation(name) and name not in STEPS:
+        function = applied(name)
         return lambda y, bias, residual: function(y)
     return STEPS[name]
 

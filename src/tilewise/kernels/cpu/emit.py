@@ -110,8 +110,35 @@ class Vector(Value):
     def __mul__(self, other: Vector) -> Vector:
         return Vector(self.f, self.f.ll.fmul(self.ir, other.ir))
 
+    def __truediv__(self, other: Vector) -> Vector:
+        return Vector(self.f, self.f.ll.fdiv(self.ir, other.ir))
+
     def __neg__(self) -> Vector:
         return Vector(self.f, self.f.ll.fneg(self.ir))
+
+    def absolute(self) -> Vector:
+        return self._by_bits(lambda bits: self.f.ll.and_(bits, self._words(0x7FFF_FFFF)))
+
+    def with_sign_of(self, other: Vector) -> Vector:
+        """This, which is not negative, with another's sign."""
+        sign = self.f.ll.and_(self.f.ll.bitcast(other.ir, self._word_type()),
+                              self._words(0x8000_0000))
+        return self._by_bits(lambda bits: self.f.ll.or_(bits, sign))
+
+    def half_power_of_two(self) -> Vector:
+        """2 ** (n - 1) for whole numbers n, which the last bits of this hold."""
+        return self._by_bits(lambda bits: self.f.ll.add(
+            self.f.ll.shl(bits, self._words(23)), self._words(126 << 23)))
+
+    def _by_bits(self, change: Callable[[Any], Any]) -> Vector:
+        bits = change(self.f.ll.bitcast(self.ir, self._word_type()))
+        return Vector(self.f, self.f.ll.bitcast(bits, self.ir.type))
+
+    def _word_type(self) -> Any:
+        return ir.VectorType(I32, self.lanes)
+
+    def _words(self, value: int) -> Any:
+        return ir.Constant(self._word_type(), [value] * self.lanes)
 
     def maximum(self, other: Vector) -> Vector:
         """The larger; where `other` is NaN, NaN."""

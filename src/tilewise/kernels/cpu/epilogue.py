@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ...core.activations import parsed
 from ...core.problem import Epilogue
+from . import elementary
 from .emit import Function, Index, Pointer, Vector
 
 Operand = tuple[Pointer, Index | int]  # where an operand lies: base and offset
@@ -28,8 +32,44 @@ def pool(window: list[Vector]) -> Vector:
 
 def activate(f: Function, value: Vector, epilogue: Epilogue) -> Vector:
     """The activation; NaN stays NaN, as in torch."""
-    if epilogue.activation in ("relu", "relu6"):
-        value = f.vector(0.0, value.lanes).maximum(value)
-    if epilogue.activation == "relu6":
-        value = f.vector(6.0, value.lanes).minimum(value)
-    return value
+    if epilogue.activation is None:
+        return value
+    row, numbers = parsed(epilogue.activation)
+    return EMITTERS[row.name](f, value, *numbers)
+
+
+def relu(f: Function, x: Vector) -> Vector:
+    return f.vector(0.0, x.lanes).maximum(x)
+
+
+def clamp(f: Function, x: Vector, low: float, high: float) -> Vector:
+    return f.vector(high, x.lanes).minimum(f.vector(low, x.lanes).maximum(x))
+
+
+def relu6(f: Function, x: Vector) -> Vector:
+    return clamp(f, x, 0.0, 6.0)
+
+
+def leaky_relu(f: Function, x: Vector, slope: float) -> Vector:
+    return x.above(f.vector(0.0, x.lanes)).select(x, x * f.vector(slope, x.lanes))
+
+
+def elu(f: Function, x: Vector, alpha: float) -> Vector:
+    below = elementary.expm1(f, x) * f.vector(alpha, x.lanes)
+    return x.above(f.vector(0.0, x.lanes)).select(x, below)
+
+
+def hardsigmoid(f: Function, x: Vector) -> Vector:
+    shifted = relu6(f, x + f.vector(3.0, x.lanes))
+    return shifted * f.vector(1 / 6, x.lanes)
+
+
+def hardswish(f: Function, x: Vector) -> Vector:
+    return x * hardsigmoid(f, x)
+
+
+EMITTERS: dict[str, Callable[..., Vector]] = {
+    "relu": relu, "relu6": relu6, "leaky_relu": leaky_relu, "clamp": clamp,
+    "silu": elementary.silu, "gelu": elementary.gelu, "gelu_tanh": elementary.gelu_tanh,
+    "mish": elementary.mish, "sigmoid": elementary.sigmoid, "tanh": elementary.tanh, "elu": elu,
+    "hardswish": hardswish, "hardsigmoid": hardsigmoid}
