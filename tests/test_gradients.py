@@ -27,11 +27,11 @@ from tilewise.runtime.executable import mirror
 
 GRADIENTS = ("backward_data", "backward_weight")
 CHUNKS = 1  # under pytest-xdist jobs take turns, and each imports torch
-SHAPES = harness.sample(128)  # of each direction, on each row of ISA
+SHAPES = 128  # of each direction, on each row of ISA
 BATCHES = 10  # sizes that share a shape, and so a kernel; some shapes are also run empty
-LEAST = harness.sample(1000)  # distinct problems of a direction on each row, empty ones not counted
+LEAST = 1000  # distinct problems of a direction on each row, empty ones not counted
 # problems each algorithm runs on each row
-FLOOR = {"backward_data": harness.sample(60), "backward_weight": harness.sample(90)}
+FLOOR = {"backward_data": 60, "backward_weight": 90}
 MASKS = 60  # problems on each row, for each way to make a mask
 FUSED = 30  # shapes of those whose mask a kernel makes; each runs with two batch sizes
 LARGEST = 5  # filter of those: masks know nothing of it, and large ones take seconds to compile

@@ -298,3 +298,26 @@ def test_code_does_not_depend_on_what_was_asked_before():
     for text in RESNET:
         p = Problem.parse(text).with_(n=3)
         assert fresh.plan(p, HOST) == used.plan(p, HOST)
+
+
+def test_shared_code_is_the_same_for_any_number_of_threads():
+    """And so are the bits of a result."""
+    for text in ("n6c32h14w14k256r3s3p1_f32_backward_data", "n2c16h14w14k64r3s3p1_f32_forward",
+                 "n7c512h7w7k64r3s3p1_f32_nchw_backward_data",
+                 "n3c256h7w7k32r5s5p2_f32_nchw_backward_data"):
+        plans = [Planner(ALGORITHMS).plan(Problem.parse(text), HOST.with_(threads=threads))
+                 for threads in (1, 2, 4, 16, 64)]
+        assert len({(plan.algorithm, plan.schedule.get("tile_h"), plan.schedule.get("tile_w"),
+                     plan.schedule.get("products")) for plan in plans}) == 1, text
+
+
+def test_no_answer_is_lost_to_shared_code():
+    rng = random.Random(1)
+    for _ in range(40):
+        p = random_problem(rng).with_(n=2)
+        asked = {"max_error": 2e-4, "bits": 16}
+        planner = Planner(ALGORITHMS)
+        kinds = [[(a.algorithm, a.plan and a.plan.schedule.get("products")) for a in answers]
+                 for answers in (planner.candidates(p, HOST, **asked),
+                                 planner._ranked(p, HOST, **asked))]
+        assert sorted(map(str, kinds[0])) == sorted(map(str, kinds[1])), p

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import subprocess
@@ -14,6 +15,7 @@ from torch import nn
 import tilewise
 from tilewise.frontend import variants
 from tilewise.frontend.captured import all_captured
+from tilewise.frontend.ops import ENGINE
 
 LOADS = """
 import sys, torch, tilewise
@@ -36,6 +38,43 @@ def test_what_was_measured_is_saved_with_the_model(tmp_path, monkeypatch):
     said = subprocess.run([sys.executable, "-c", LOADS, str(tmp_path / "model.pt")],
                           env=environment, capture_output=True, text=True, check=True).stdout
     assert said.split() == ["wisdom", "wisdom"]
+
+
+def test_what_was_measured_is_saved_with_a_released_model(tmp_path):
+    fast = tilewise.optimize(small(), torch.randn(1, 8, 20, 20), effort="measure",
+                             keep_original=False)
+    torch.save(fast, tmp_path / "model.pt")
+    tilewise.wisdom.forget()
+    torch.load(tmp_path / "model.pt", weights_only=False)
+    assert len(ENGINE.planner.wisdom.entries) == 2
+
+
+class Twin(nn.Module):
+    """Copies itself, attribute by attribute, and tells nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+    def __deepcopy__(self, memo):
+        new = Twin.__new__(Twin)
+        for name, value in self.__dict__.items():
+            new.__dict__[name] = copy.deepcopy(value, memo)
+        return new
+
+
+def test_a_copy_runs_itself():
+    fast, x = tilewise.optimize(Twin().eval(), torch.randn(1, 8, 9, 9)), torch.randn(1, 8, 9, 9)
+    with torch.no_grad():
+        fast(x)
+        twin = copy.deepcopy(fast)
+        for parameter in twin.parameters():
+            parameter.zero_()
+        assert not twin(x).any()
+        assert fast(x).any()
 
 
 @pytest.mark.parametrize("again", [

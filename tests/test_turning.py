@@ -115,3 +115,13 @@ def test_gradients_pass_through_an_optimised_model():
     found, x.grad = x.grad, None
     model(x).square().sum().backward()
     torch.testing.assert_close(found, x.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_results_are_the_callers_to_change():
+    """Neither a view made without gradients, nor memory of the pool that cannot grow."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.Conv2d(32, 32, 3)).eval()
+    with torch.no_grad():
+        y = tilewise.optimize(model)(torch.randn(1, 3, 128, 128))
+    assert y._base is None
+    y.mul_(torch.ones(1, requires_grad=True))
+    y.detach_().resize_(2, 32, 128, 128)

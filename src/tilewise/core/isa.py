@@ -48,7 +48,7 @@ ISA_ROWS = (
 )
 
 ISA = {row.name: row for row in ISA_ROWS}
-# whether this machine has any of them; where not, torch computes everything
+# whether this machine has any of them; where not, models and conv2d are torch's
 KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_ROWS)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
 from ..core.isa import KNOWN
@@ -26,15 +25,34 @@ from .values import Mismatch
 MOST = 8  # captures of one module: more of them mean that it changes with every call
 
 
+class Learned:
+    """Problems that were measured for a model; what is known of them goes into its file."""
+
+    def __init__(self, problems: Iterable[tuple[Problem, Target]] = ()) -> None:
+        self.problems = list(dict.fromkeys(problems))
+
+    def __getstate__(self) -> dict[str, Any]:
+        wisdom = ENGINE.planner.wisdom.about(self.problems).to_json() if self.problems else ""
+        return {"problems": self.problems, "wisdom": wisdom}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.problems = state["problems"]
+        if state["wisdom"]:
+            ENGINE.read_wisdom(state["wisdom"], "of the model that is loaded")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Learned:
+        return Learned(self.problems)
+
+
 class Captured:
     """Takes the place of a module's forward; copied and saved without its captures.
 
-    What was measured for it, `tuned`, goes into a file with it, and is known where that is loaded.
+    What was measured for it is saved with it, and known where it is loaded.
     """
 
     def __init__(self, module: nn.Module, max_error: float | None) -> None:
         self.module, self.max_error = module, max_error
-        self.tuned: list[tuple[Problem, Target]] = []
+        self.tuned = Learned()
         self._forget()
 
     def _forget(self) -> None:
@@ -43,20 +61,11 @@ class Captured:
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "max_error": self.max_error, "tuned": self.tuned,
-                "wisdom": ENGINE.planner.wisdom.about(self.tuned).to_json() if self.tuned else ""}
+        return {"module": self.module, "max_error": self.max_error, "tuned": self.tuned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        wisdom = state.pop("wisdom", "")
-        self.__dict__.update({"tuned": [], **state})
+        self.__dict__.update(state)
         self._forget()
-        if wisdom:
-            ENGINE.read_wisdom(wisdom, "of the model that is loaded")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Captured:
-        twin = Captured(copy.deepcopy(self.module, memo), self.max_error)
-        twin.tuned = list(self.tuned)
-        return twin
 
     @property
     def __code__(self) -> Any:
@@ -145,12 +154,17 @@ def arm(module: nn.Module, max_error: float | None) -> None:
         return
     if not any(type(part) in (nn.Conv2d, nn.Linear) for part in module.modules()):
         return
-    if type(module).forward is nn.Module.forward:  # a list, or a dictionary
+    if type(module).forward is nn.Module.forward or _copies_itself(module):  # a list, for example
         for child in module.children():
             arm(child, max_error)
     elif type(module) is nn.Conv2d or not type(module).__module__.startswith("torch.nn.modules.") \
             or isinstance(module, nn.Sequential):
         module.__dict__["forward"] = Captured(module, max_error)
+
+
+def _copies_itself(module: nn.Module) -> bool:
+    """Whether a copy might be made without telling, so that its forward would run another."""
+    return hasattr(type(module), "__deepcopy__") and not isinstance(module, fx.GraphModule)
 
 
 def all_captured(model: nn.Module) -> Iterator[Captured]:
@@ -172,13 +186,6 @@ def prepare(model: nn.Module, arguments: tuple[Any, ...]) -> None:
     forward = model.__dict__.get("forward")
     if isinstance(forward, Captured):
         forward.find(arguments, {})
-
-
-def carry(model: nn.Module, problems: list[tuple[Problem, Target]]) -> None:
-    """Let a model take along what was measured for these."""
-    for captured in all_captured(model):
-        captured.tuned = list(dict.fromkeys(problems))
-        return
 
 
 def is_whole(model: nn.Module) -> bool:

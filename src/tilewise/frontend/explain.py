@@ -91,7 +91,10 @@ def explain(subject: str | Problem | nn.Module, example: Any = None, *,
     """
     _check(subject, target, max_error)
     if isinstance(subject, nn.Module):
-        return _explain_model(subject, example, max_error, effort, tell)
+        forward = subject.__dict__.get("forward")
+        own = getattr(forward, "max_error", None)  # what the model itself was optimised for
+        return _explain_model(subject, example, own if max_error is None else max_error, effort,
+                              tell)
     p = Problem.parse(subject) if isinstance(subject, str) else subject
     return _explain_problem(p, target or Target.host(threads=torch.get_num_threads()), max_error,
                             effort, tell)

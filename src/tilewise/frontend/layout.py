@@ -54,7 +54,7 @@ def _laid_out(x: Tensor, layout: torch.memory_format = torch.contiguous_format) 
         return x
     if (torch.is_grad_enabled() and x.requires_grad) or is_transformed() or not is_unwatched(x):
         return x.clone(memory_format=layout)
-    return laid_out(x, layout)
+    return laid_out(x, layout, pooled=layout is torch.channels_last)
 
 
 class Drawn:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from ..core.errors import TilewiseError
 from ..core.progress import Tell, silent
 from .capture import Capture
-from .captured import arm, carry, form_of, prepare
+from .captured import Learned, arm, form_of, prepare
 from .checks import CannotScript, arguments_of, check_bound, check_module
 from .guards import Guards, Refused
 from .linear import Linear
@@ -71,7 +71,8 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     arguments = arguments_of(example)
     layers = tune(result, example, effort, max_error, tell)
     if effort in MEASURING:
-        carry(result, [(layer.plan.problem, layer.plan.target) for layer in layers])
+        forward = result.__dict__.get("forward", result)
+        forward.tuned = Learned((layer.plan.problem, layer.plan.target) for layer in layers)
     if not _agrees(model, result, arguments, max_error):
         return _left_alone(model, keep_original)
     prepare(result, arguments)

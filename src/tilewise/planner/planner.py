@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..core.activations import parsed
 from ..core.algorithm import Algorithm
@@ -49,6 +50,7 @@ class Planner:
         # decided elsewhere: comes before all that is known here, and is never saved
         self.decided = Wisdom(dict(self.wisdom.versions))
         self._codes: Lru[Code] = Lru(limit=2048)
+        self._sources: Lru[int] = Lru(limit=2048)
 
     def algorithm(self, name: str) -> Algorithm:
         for algorithm in self.algorithms:
@@ -64,8 +66,9 @@ class Planner:
         if not answers or answers[0].plan is None:
             return answers
         plan = self._with_known_code(answers[0].plan, max_error, bits)
-        own = next(answer for answer in answers if answer.algorithm == plan.algorithm)
-        return [replace(own, plan=plan), *(answer for answer in answers if answer is not own)]
+        rest = [a for a in answers if a.plan is None or _kind(a.plan) != _kind(plan)]
+        own = next((a for a in answers if a not in rest), Candidate(plan.algorithm, plan))
+        return [replace(own, plan=plan), *rest]
 
     def _ranked(self, p: Problem, t: Target, max_error: float | None,
                 bits: int) -> list[Candidate]:
@@ -99,24 +102,37 @@ class Planner:
 
         It depends on the problem alone, not on what was called before, and so do the results.
         """
-        p = plan.problem
-        for n, room in {**COMMON, bucket(p): ROUNDED}.items():
-            if n == p.n:
-                break
-            code = self._code(p.with_(n=n), plan.target, max_error, bits)
-            same = self._again(code, plan) if code else None
-            if same is not None and self._seconds(same) <= room * self._seconds(plan):
-                return same
-        return plan
+        p, t = plan.problem, plan.target
+        n = self._source(p, t, max_error, bits)
+        code = self._code(p.with_(n=n), t, max_error, bits) if n != p.n else None
+        return (self._again(code, plan) if code else None) or plan
 
-    def _code(self, p: Problem, t: Target, max_error: float | None,
-              bits: int) -> Code | None:
+    def _source(self, p: Problem, t: Target, max_error: float | None, bits: int) -> int:
+        """The batch whose code is used, found on two threads, whatever the number."""
+        key, common = (p, t.with_(threads=2), max_error, bits), t.with_(threads=2)
+        found = self._sources.get(key)
+        if found is None:
+            best = self._ranked(p, common, max_error, bits)[0].plan
+            found = self._sources.put(key, p.n if best is None else next(
+                (n for n, room in {**COMMON, bucket(p): ROUNDED}.items() if n == p.n or
+                 self._is_near(best, p.with_(n=n), room, max_error, bits)), p.n))
+        return found
+
+    def _is_near(self, best: Plan, other: Problem, room: float, max_error: float | None,
+                 bits: int) -> bool:
+        """Whether another batch's code takes at most so many times as long as the best."""
+        code = self._code(other, best.target, max_error, bits)
+        same = self._again(code, best) if code else None
+        return same is not None and same.seconds <= room * best.seconds
+
+    def _code(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Code | None:
         """What an estimate says, without wisdom; remembered, since many batches ask for it."""
         key = (p, t, max_error, bits)
         found = self._codes.get(key)
         if found is None:
-            plan = self.candidates(p, t, max_error, bits)[0].plan
+            plan = self._ranked(p, t, max_error, bits)[0].plan
             if plan is not None:
+                plan = self._with_known_code(plan, max_error, bits)
                 found = self._codes.put(key, (plan.algorithm, plan.schedule))
         return found
 
@@ -128,11 +144,6 @@ class Planner:
                                                                  schedule):
             return None
         return _plan(algorithm, plan.problem, plan.target, inner, schedule, plan.held)
-
-    def _seconds(self, plan: Plan) -> float:
-        """On two threads, whatever the number: one algorithm, and so the same bits."""
-        return _plan(self.algorithm(plan.algorithm), plan.problem, plan.target.with_(threads=2),
-                     plan.inner, plan.schedule, plan.held).seconds
 
     def measure(self, plans: Sequence[Plan], tell: Tell = silent) -> list[Plan]:
         """The plans with their measured times, the fastest first; hopeless ones are left out."""
@@ -225,6 +236,11 @@ class Planner:
         if algorithm.bits(plan.schedule) < bits:
             found.append(f"products keep {algorithm.bits(plan.schedule)} bits, need {bits}")
         return tuple(found)
+
+
+def _kind(plan: Plan) -> tuple[Any, ...]:
+    """What tells the answers of one algorithm apart."""
+    return plan.algorithm, plan.schedule.get("products")
 
 
 def inner_problem(algorithm: Algorithm, p: Problem) -> Problem:

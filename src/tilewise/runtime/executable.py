@@ -15,6 +15,7 @@ from ..core.plan import Plan
 from ..core.problem import Problem
 from ..kernels import precision
 from ..kernels.cpu import memory
+from ..kernels.cpu.threads import alone_after_fork
 from . import masks
 from .activations import applied
 from .pooling import max_pool
@@ -100,7 +101,9 @@ class Executable:
         """By a kernel that leaves infinities and NaN where they belong."""
         assert self._instead is not None
         other = self._instead(self.plan)
-        return other.masked(x, other.prepare(weight), bias, residual)
+        with alone_after_fork():
+            ready = other.prepare(weight)
+        return other.masked(x, ready, bias, residual)
 
     def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
         p = self.plan.inner

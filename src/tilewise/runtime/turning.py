@@ -22,11 +22,14 @@ MOST = 256  # kernels that are remembered
 _launches: dict[Any, Launch] = {}
 
 
-def laid_out(x: Tensor, layout: torch.memory_format) -> Tensor:
-    """x.contiguous(memory_format=layout), for a plain tensor that autograd does not follow."""
+def laid_out(x: Tensor, layout: torch.memory_format, pooled: bool = True) -> Tensor:
+    """x.contiguous(memory_format=layout), for a plain tensor that autograd does not follow.
+
+    What a caller gets and may resize does not come from the pool.
+    """
     if x.is_contiguous(memory_format=layout):
         return x
-    turned = _turned(x, NAMES[layout])
+    turned = _turned(x, NAMES[layout], pooled)
     return x.contiguous(memory_format=layout) if turned is None else turned
 
 
@@ -40,7 +43,7 @@ def copied(x: Tensor, layout: str) -> Tensor:
     return memory.keep(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def _turned(x: Tensor, layout: str) -> Tensor | None:
+def _turned(x: Tensor, layout: str, pooled: bool = True) -> Tensor | None:
     """The image in the other of the two layouts; None where that is torch's to do."""
     other = LAYOUTS["nchw" if layout == "nhwc" else "nhwc"]
     if (not KNOWN or x.numel() < FEW or x.dtype != torch.float32 or not x.is_cpu or x.dim() != 4
@@ -50,10 +53,14 @@ def _turned(x: Tensor, layout: str) -> Tensor | None:
     target = Target.host(threads=torch.get_num_threads())
     if h * w < target.lanes:
         return None
-    y = memory.empty(n, h, w, c).permute(0, 3, 1, 2) if layout == "nhwc" else (
-        memory.empty(n, c, h, w))
+    empty = memory.empty if pooled else _fresh
+    y = empty(n, h, w, c).permute(0, 3, 1, 2) if layout == "nhwc" else empty(n, c, h, w)
     _launch(c, layout, target)(x.data_ptr(), h * w, 0, 0, y.data_ptr(), 0, n, target.threads)
     return y
+
+
+def _fresh(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32)
 
 
 def _launch(channels: int, layout: str, target: Target) -> Launch:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class _Runtime:
 
     def __init__(self) -> None:
         self.pool = _PARALLEL(_run_on_python_threads)  # keeps the callback alive
-        self.address = 0
+        self.address, self.forked = 0, False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.after_fork)
 
@@ -123,6 +123,7 @@ class _Runtime:
 
     def after_fork(self) -> None:
         # libgomp's threads did not survive the fork, and it would wait for them for ever
+        self.forked = True
         self.address = _address(self.pool)
 
 
@@ -169,6 +170,20 @@ def run_entry(entry: Callable[[int], None], frame: Any) -> None:
         apart(lambda: entry(address))
     else:
         entry(address)
+
+
+@contextmanager
+def alone_after_fork() -> Iterator[None]:
+    """torch's own operators on this thread, where those that it had did not survive a fork."""
+    if not _RUNTIME.forked:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def uses_openmp() -> bool:
