@@ -13,8 +13,11 @@ from collections.abc import Callable
 import numpy as np
 
 
-def fitted(goal: Callable[[np.ndarray], np.ndarray], low: float, high: float, degree: int,
-           weight: Callable[[np.ndarray], np.ndarray], rounds: int = 300) -> tuple[list[float], float]:
+Curve = Callable[[np.ndarray], np.ndarray]
+
+
+def fitted(goal: Curve, low: float, high: float, degree: int, weight: Curve,
+           rounds: int = 300) -> tuple[list[float], float]:
     """Coefficients, the lowest power first, and the largest weighted error."""
     middle, half = (high + low) / 2, (high - low) / 2
     x = middle + half * np.cos(np.pi * (np.arange(2000) + 0.5) / 2000)
