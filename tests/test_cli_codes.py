@@ -112,7 +112,10 @@ def test_what_is_not_installed(arguments: list[str], package: str, told: str,
                                capsys: pytest.CaptureFixture[str],
                                monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    without = lambda name, *rest: None if name == package else find(name, *rest)  # noqa: E731
+
+    def without(name: str, *rest: Any) -> Any:
+        return None if name == package else find(name, *rest)
+
     monkeypatch.setattr(importlib.util, "find_spec", without)
     from tilewise.frontend import gpu_audit
 

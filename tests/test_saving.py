@@ -49,6 +49,13 @@ def test_what_was_measured_is_saved_with_a_released_model(tmp_path):
     assert len(ENGINE.planner.wisdom.entries) == 2
 
 
+def test_a_model_that_is_torchs_gets_nothing_of_ours():
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    model.tuned = "the user's own"
+    fast = tilewise.optimize(model, torch.randn(1, 8), effort="measure")
+    assert fast.tuned == "the user's own"
+
+
 class Twin(nn.Module):
     """Copies itself, attribute by attribute, and tells nobody."""
 

@@ -27,14 +27,14 @@ IMAGE = np.zeros((5, 5), np.float32)
     (lambda: tilewise.optimize(None), "model is a NoneType, needs a torch.nn.Module"),
     (lambda: tilewise.optimize(nn.Conv2d), "model is the class Conv2d.*an instance"),
     (lambda: tilewise.optimize(MODEL, X, max_error="high"),
-     "max_error is 'high', needs a positive number"),
+     "max_error is 'high', needs a number"),
     (lambda: tilewise.explain(FAST, [X]), "example is a list.*tuple\\(example\\)"),
     (lambda: tilewise.explain(None), "subject is a NoneType, needs a problem.* or a .*Module"),
     (lambda: tilewise.explain(X), "subject is a Tensor, needs a problem"),
     (lambda: tilewise.explain(lambda x: x, X), "subject is a function, needs a problem"),
     (lambda: tilewise.explain(nn.Conv2d, X), "subject is the class Conv2d.*an instance"),
     (lambda: tilewise.explain(TINY, target="cpu"), "target is a str, needs a tilewise.Target"),
-    (lambda: tilewise.explain(TINY, max_error="x"), "max_error is 'x', needs a positive number"),
+    (lambda: tilewise.explain(TINY, max_error="x"), "max_error is 'x', needs a number"),
     (lambda: tune(None, X), "model is a NoneType, needs a torch.nn.Module"),
     (lambda: tune("resnet50", X), "model is a str.*pass the model itself"),
     (lambda: tune(FAST, [X]), "example is a list"),
@@ -51,12 +51,12 @@ def test_wrong_arguments_are_told(call, said):
     assert re.search(said, str(told.value))
 
 
-@pytest.mark.parametrize("bound", [0, -1, float("nan")])
+@pytest.mark.parametrize("bound", [-1e-5, float("nan")])
 def test_a_bound_that_nothing_can_keep(bound):
     x, weight = torch.randn(1, 8, 9, 9), torch.randn(8, 8, 3, 3)
-    with pytest.raises(tilewise.TilewiseError, match="positive"):
+    with pytest.raises(tilewise.TilewiseError, match="not negative"):
         tilewise.conv2d(x, weight, max_error=bound)
-    with pytest.raises(tilewise.TilewiseError, match="positive"):
+    with pytest.raises(tilewise.TilewiseError, match="not negative"):
         tilewise.optimize(torch.nn.Conv2d(8, 8, 3), x, max_error=bound)
 
 

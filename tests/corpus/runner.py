@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 import tilewise
 from tilewise.core.errors import TilewiseError
 from tilewise.frontend import dynamo
+from tilewise.kernels.cpu.threads import one_thread
 
 from .case import LAYOUT, Case, gradients
 from .record import Raised, Seen, differences, record
@@ -173,18 +174,8 @@ def run(case: Case, make: Make, mode: Mode) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """So small images wait for other threads longer than they are worked on."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
 def surroundings(case: Case, mode: Mode) -> Iterator[None]:
+    # so small images wait for other threads longer than they are worked on
     with (one_thread(), mock.patch.object(dynamo, "has_compiler", return_value=False),
           warnings.catch_warnings(), torch.set_grad_enabled(mode.grad or case.grad)):
         warnings.simplefilter("ignore")

@@ -50,9 +50,10 @@ def module_advice(found: Any) -> str:
 
 def check_bound(max_error: Any) -> None:
     """Complain about a bound on errors that is none."""
-    if max_error is not None and not (isinstance(max_error, Real) and float(max_error) > 0):
-        raise TilewiseError(f"max_error is {max_error!r}, needs a positive number such as 1e-5, "
-                            "or None for what torch.set_float32_matmul_precision stands for")
+    if max_error is not None and not (isinstance(max_error, Real) and float(max_error) >= 0):
+        raise TilewiseError(f"max_error is {max_error!r}, needs a number such as 1e-5 that is not "
+                            "negative, or None for what torch.set_float32_matmul_precision "
+                            "stands for")
 
 
 def arguments_of(example: Any) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from ..core.errors import TilewiseError
 from ..core.progress import Tell, silent
 from .capture import Capture
-from .captured import Learned, arm, form_of, prepare
+from .captured import Learned, all_captured, arm, form_of, prepare
 from .checks import CannotScript, arguments_of, check_bound, check_module
 from .guards import Guards, Refused
 from .linear import Linear
@@ -70,9 +70,9 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
         return result
     arguments = arguments_of(example)
     layers = tune(result, example, effort, max_error, tell)
-    if effort in MEASURING:
-        forward = result.__dict__.get("forward", result)
-        forward.tuned = Learned((layer.plan.problem, layer.plan.target) for layer in layers)
+    holder = result if isinstance(result, Released) else next(all_captured(result), None)
+    if effort in MEASURING and holder is not None:
+        holder.tuned = Learned((layer.plan.problem, layer.plan.target) for layer in layers)
     if not _agrees(model, result, arguments, max_error):
         return _left_alone(model, keep_original)
     prepare(result, arguments)
@@ -190,6 +190,7 @@ class Released(nn.Module):
         super().__init__()
         self.body, self._form, self._ended = graph, form, capture.ended
         self._guards: Guards | None = capture.guards
+        self.tuned = Learned()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_guards": None}  # what they compare is of this process

@@ -51,9 +51,9 @@ class Engine:
     def admitted(self, max_error: float | None, p: Problem, t: Target) -> float:
         """The error bound in force: the caller's, or that of torch's precision setting."""
         if max_error is not None:
-            if not max_error > 0:
-                raise TilewiseError(f"max_error is {max_error!r}, needs a positive number such as "
-                                    "1e-5, or None")
+            if not max_error >= 0:
+                raise TilewiseError(f"max_error is {max_error!r}, needs a number such as 1e-5 "
+                                    "that is not negative, or None")
             return max_error
         table = GPU_PRECISIONS if t.device == "cuda" else PRECISIONS
         return max(table[precision.asked()], HALVES.get(p.dtype, 0.0))

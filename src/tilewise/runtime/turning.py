@@ -51,7 +51,7 @@ def _turned(x: Tensor, layout: str, pooled: bool = True) -> Tensor | None:
         return None
     n, c, h, w = x.shape
     target = Target.host(threads=torch.get_num_threads())
-    if h * w < target.lanes:
+    if h * w < target.lanes * (4 if layout == "nchw" else 1):  # short planes are torch's
         return None
     empty = memory.empty if pooled else _fresh
     y = empty(n, h, w, c).permute(0, 3, 1, 2) if layout == "nhwc" else empty(n, c, h, w)

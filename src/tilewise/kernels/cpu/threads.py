@@ -10,7 +10,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +172,14 @@ def run_entry(entry: Callable[[int], None], frame: Any) -> None:
         entry(address)
 
 
-@contextmanager
-def alone_after_fork() -> Iterator[None]:
+def alone_after_fork() -> AbstractContextManager[None]:
     """torch's own operators on this thread, where those that it had did not survive a fork."""
-    if not _RUNTIME.forked:
-        yield
-        return
+    return one_thread() if _RUNTIME.forked else nullcontext()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch's own operators on this thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
