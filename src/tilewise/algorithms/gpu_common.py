@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..core.activations import ACTIVATIONS
 from ..core.algorithm import EPS32, Algorithm, accumulation_error
 from ..core.cost import traffic
 from ..core.gpu import GPUS
@@ -24,7 +25,7 @@ class GpuAlgorithm(Algorithm):
 
     device = "cuda"
     directions = frozenset(DIRECTIONS)
-    fuses = frozenset({"bias", "residual", "relu", "pool2"})
+    fuses = frozenset({"bias", "residual", *ACTIVATIONS, "pool2"})
     takes = "tensors"
 
     def __init__(self, precision: str = "ieee") -> None:

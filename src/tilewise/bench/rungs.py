@@ -58,7 +58,7 @@ def _rung(name: str, p: Problem, t: Target, algorithm: str, schedule: Schedule,
     if reasons:
         raise NoAlgorithm(p, t, {algorithm: reasons})
     plan = Plan(p, t, algorithm, method.version, schedule, inner, method.cost(inner, t, schedule),
-                "estimate", method.error(inner, t, schedule))
+                "estimate", method.bound(inner, t, schedule))
     return _of_plan(name, plan)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .activations import parsed
 from .problem import Problem
 from .schedule import Schedule, Space
 from .target import Target
@@ -40,6 +41,12 @@ class Algorithm:
     def error_as_set(self, p: Problem, t: Target, s: Schedule) -> float:
         """The same where torch's kernels may use as few bits as the process has set them to."""
         return self.error(p, t, s)
+
+    def bound(self, p: Problem, t: Target, s: Schedule, held: bool = True) -> float:
+        """Of the kernel with its epilogue; held to float32, or as the process has set torch."""
+        step = p.epilogue.activation
+        added = parsed(step)[0].error if step else 0.0
+        return (self.error if held else self.error_as_set)(p, t, s) + added
 
     def space(self, p: Problem, t: Target) -> Space:
         """Every legal schedule."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.activations import parsed
 from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic, turn
 from ..core.errors import InvalidSchedule, NoAlgorithm, TilewiseError, UnknownAlgorithm
@@ -269,14 +268,8 @@ def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
         schedule = algorithm.default(inner.with_(n=bucket(p)), t)
     plan = Plan(p, t, algorithm.name, algorithm.version, schedule, inner,
                 algorithm.cost(inner, t, schedule), "estimate",
-                (algorithm.error if held else algorithm.error_as_set)(inner, t, schedule)
-                + _activation_error(inner), held)
+                algorithm.bound(inner, t, schedule, held), held)
     return replace(plan, seconds=plan.seconds + _passes(plan))
-
-
-def _activation_error(p: Problem) -> float:
-    step = p.epilogue.activation
-    return parsed(step)[0].error if step else 0.0
 
 
 def _offers(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,

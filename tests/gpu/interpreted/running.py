@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from harness import Mismatch, Operands, exact, operands, rms, spread
+from harness import STEPS, Mismatch, Operands, exact, keeps_integers, operands, rms, spread
 from torch.nn import functional as F
 
 from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule, Target
@@ -38,7 +38,7 @@ def _problem(rng: random.Random, direction: str, dtype: str) -> Problem:
     c, k = (groups * rng.choice((1, 2, 3, 5, 8, 16, 17, 24, 33)) for _ in range(2))
     r, s = (rng.choice((1, 2, 3, 3, 3, 5)) for _ in range(2))
     sides = [rng.randint(0, size) for size in (r, r, s, s)]
-    steps = (None,) if direction != "forward" else (None, "relu")
+    steps = (None,) if direction != "forward" else (None, "relu", rng.choice(STEPS))
     forward = direction == "forward"
     epilogue = Epilogue(forward and rng.random() < 0.5, forward and rng.random() < 0.3,
                         rng.choice(steps), rng.choice((1, 1, 2)) if forward else 1)
@@ -108,13 +108,13 @@ def check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str = 
     where = f"{p} on {t}: {algorithm.name} {s.to_json()}"
     if y.shape != want.shape or y.dtype != DTYPES[p.dtype]:
         raise Mismatch(f"{where}: {y.dtype} {tuple(y.shape)} for {tuple(want.shape)}")
-    if kind == "integers" and algorithm.exact_on_integers:
+    if kind == "integers" and algorithm.exact_on_integers and keeps_integers(p):
         rounded = want.to(y.dtype)
         if not torch.equal(y, rounded):
             raise Mismatch(f"{where}: {int((y != rounded).sum())} of {y.numel()} integers differ")
         return 0.0
     error = rms(y.double() - want) / max(rms(want), rms(scale), 1e-30)
-    bound = algorithm.error(inner_problem(algorithm, p), t, s)
+    bound = algorithm.bound(inner_problem(algorithm, p), t, s)
     if not error <= bound:
         raise Mismatch(f"{where}: error is {error:.3e}, declared is {bound:.3e}")
     return error / bound

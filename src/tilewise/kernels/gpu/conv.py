@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.problem import Problem
-from . import implicit_gemm, launch
+from . import epilogue, implicit_gemm, launch
 from .launch import Launch
 
 ADD_BLOCK = 1024  # elements of a weight gradient that one program adds up
@@ -60,8 +60,7 @@ def _tiles(rows: int, columns: int, s: Any) -> int:
 def _forward(p: Problem, s: Any, precision: str, parts: int) -> list[Launch]:
     steps = p.epilogue.steps
     constants = {**_shape(p), **_tiling(s, precision), **_weight(p, s, "c"),
-                 "BIAS": "bias" in steps, "RESIDUAL": "residual" in steps,
-                 "RELU": "relu" in steps, "POOL": "pool2" in steps}
+                 **epilogue.constants(p.epilogue)}
     rows = p.n * p.out_h * p.out_w * p.epilogue.pool ** 2
     # what the epilogue lacks is never read: any address will do
     roles = {"x": "x", "w": "weight", "bias": "bias" if "bias" in steps else "y",

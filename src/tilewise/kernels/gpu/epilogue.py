@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
+
+from ...core.activations import parsed
+from ...core.problem import Epilogue
+
+
+def constants(epilogue: Epilogue) -> dict[str, Any]:
+    """An epilogue as kernels take it; numbers that an activation lacks are never read."""
+    row, numbers = parsed(epilogue.activation) if epilogue.activation else (None, ())
+    a, b = (*numbers, 0.0, 0.0)[:2]
+    return {"BIAS": epilogue.bias, "RESIDUAL": epilogue.residual,
+            "ACT": row.name if row else "none", "ACT_A": a, "ACT_B": b,
+            "POOL": epilogue.pool == 2}
 
 
 @triton.jit
@@ -13,15 +27,72 @@ def larger(a, b):
 
 
 @triton.jit
+def clamp(x, low, high):
+    x = tl.where(x < low, low, x)  # NaN stays
+    return tl.where(x > high, high, x)
+
+
+@triton.jit
+def tanh(x):
+    """By exp of what is not positive, so that nothing overflows."""
+    size = tl.abs(x)
+    shrunk = tl.exp(-2.0 * size)
+    far = (1.0 - shrunk) / (1.0 + shrunk)
+    near = size - size * size * size * (1.0 / 3.0)  # where the difference would lose digits
+    y = tl.where(size < 0.015, near, far)
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def mish(x):
+    grown = tl.exp(tl.where(x > 20.0, 20.0, x))
+    part = grown * (grown + 2.0)
+    return x * (part / (part + 2.0))
+
+
+@triton.jit
+def activate(x, ACT: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
+    """The activation of that name, with its numbers; NaN stays NaN."""
+    if ACT == "relu":
+        x = tl.where(x < 0, 0.0, x)
+    elif ACT == "relu6":
+        x = clamp(x, 0.0, 6.0)
+    elif ACT == "clamp":
+        x = clamp(x, A, B)
+    elif ACT == "leaky_relu":
+        x = tl.where(x > 0, x, x * A)
+    elif ACT == "elu":
+        x = tl.where(x > 0, x, (tl.exp(x) - 1.0) * A)
+    elif ACT == "sigmoid":
+        x = 1.0 / (1.0 + tl.exp(-x))
+    elif ACT == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    elif ACT == "tanh":
+        x = tanh(x)
+    elif ACT == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACT == "gelu_tanh":
+        x = x / (1.0 + tl.exp(-x * (1.5957691216057308 + 0.07135481282553 * x * x)))
+    elif ACT == "mish":
+        x = mish(x)
+    elif ACT == "hardsigmoid":
+        x = clamp(x + 3.0, 0.0, 6.0) * (1.0 / 6.0)
+    elif ACT == "hardswish":
+        x = x * clamp(x + 3.0, 0.0, 6.0) * (1.0 / 6.0)
+    else:
+        tl.static_assert(ACT == "none", "an activation without a branch here")
+    return x
+
+
+@triton.jit
 def finish(acc, bias, residual, offsets, mask, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-           RELU: tl.constexpr, POOL: tl.constexpr):
-    """Bias, residual, ReLU and 2x2 max-pooling; with pooling, rows come in fours."""
+           ACT: tl.constexpr, ACT_A: tl.constexpr, ACT_B: tl.constexpr, POOL: tl.constexpr):
+    """Bias, residual, activation and 2x2 max-pooling; with pooling, rows come in fours."""
     if BIAS:
         acc += bias[None, :].to(tl.float32)
     if RESIDUAL:
         acc += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
-    if RELU:
-        acc = tl.where(acc < 0, 0.0, acc)  # NaN stays
+    acc = activate(acc, ACT, ACT_A, ACT_B)
     if POOL:
         fours = tl.reshape(acc, (acc.shape[0] // 4, 4, acc.shape[1]))
         acc = tl.reduce(fours, 1, larger)

@@ -88,7 +88,8 @@ def forward(x, w, bias, residual, y, N,
             S: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, STRIDE_H: tl.constexpr,
             STRIDE_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, DIL_H: tl.constexpr,
             DIL_W: tl.constexpr, GROUPS: tl.constexpr, BIAS: tl.constexpr,
-            RESIDUAL: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr,
+            RESIDUAL: tl.constexpr, ACT: tl.constexpr, ACT_A: tl.constexpr,
+            ACT_B: tl.constexpr, POOL: tl.constexpr,
             W_GROUP: tl.constexpr, W_TAP: tl.constexpr, W_DEPTH: tl.constexpr,
             W_COLUMN: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SWIZZLE: tl.constexpr):
@@ -120,7 +121,7 @@ def forward(x, w, bias, residual, y, N,
     added = k
     if BIAS:
         added = tl.load(bias + k, mask=column < GK, other=0.0)
-    acc = finish(acc, added, residual, offsets, mask, BIAS, RESIDUAL, RELU, POOL)
+    acc = finish(acc, added, residual, offsets, mask, BIAS, RESIDUAL, ACT, ACT_A, ACT_B, POOL)
     if POOL:
         pooled = tile_m * (BM // 4) + tl.arange(0, BM // 4)
         offsets = (pooled * K)[:, None] + k[None, :]

@@ -101,7 +101,8 @@ def transform_output(m, bias, residual, y, N, OH: tl.constexpr, OW: tl.constexpr
                      K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                      TILE: tl.constexpr, SIDE: tl.constexpr, STEPS: tl.constexpr,
                      OUTPUTS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-                     RELU: tl.constexpr, POOL: tl.constexpr, BT: tl.constexpr,
+                     ACT: tl.constexpr, ACT_A: tl.constexpr, ACT_B: tl.constexpr,
+                     POOL: tl.constexpr, BT: tl.constexpr,
                      BC: tl.constexpr):
     """y from m, which is (tile, position, channel), with the epilogue; windows lie in one tile."""
     tile, image, row, column, live = tiles_of(N, ROWS, COLS, BT)
@@ -122,7 +123,8 @@ def transform_output(m, bias, residual, y, N, OH: tl.constexpr, OW: tl.constexpr
     for i in tl.static_range(TILE * TILE):
         mask = (in_rows[i // TILE] & in_columns[i % TILE])[:, None] & kept
         offsets = corner + (i // TILE * OW + i % TILE) * K
-        value = finish(values[i], added, residual, offsets, mask, BIAS, RESIDUAL, RELU, False)
+        value = finish(values[i], added, residual, offsets, mask, BIAS, RESIDUAL, ACT, ACT_A,
+                       ACT_B, False)
         if POOL:
             done = done + (value,)
         else:

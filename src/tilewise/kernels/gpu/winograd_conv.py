@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.problem import Problem
 from ..winograd_math import Matrix, Op, matrices, straight_line
-from . import conv, launch, winograd
+from . import conv, epilogue, launch, winograd
 from .launch import Launch
 
 SIGNS = {"add": 1, "fma": 1, "sub": -1}  # of the second operand; others have none
@@ -69,8 +69,7 @@ def launches(p: Problem, s: Any, precision: str) -> list[Launch]:
     back = Launch(winograd.transform_output, (blocks, math.ceil(p.k / s.channels)),
                   {"m": ("m", "f32"), **named, "y": ("y", p.dtype)}, {"N": p.n},
                   {**same, **code(transform.AT), "OH": p.conv_h, "OW": p.conv_w, "K": p.k,
-                   "BIAS": "bias" in steps, "RESIDUAL": "residual" in steps,
-                   "RELU": "relu" in steps, "POOL": "pool2" in steps}, s.transform_warps)
+                   **epilogue.constants(p.epilogue)}, s.transform_warps)
     return [into, multiply, back]
 
 
