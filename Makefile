@@ -9,7 +9,7 @@ help:
 	@echo "make results          measure everything again, on a quiet machine; QUICK=1 INTO=DIRECTORY to try it"
 	@echo "make result-NAME      one of: $(RESULTS)"
 	@echo "make figures          write all tables and draw all pictures, from the result files"
-	@echo "make figures-PART     one of: tables drawings filters report training"
+	@echo "make figures-PART     one of: tables drawings filters report training zoo"
 	@echo "make docs             build the site; SITE=DIRECTORY to build it there"
 
 results:

@@ -3,12 +3,13 @@
     python benchmarks/zoo.py -o zoo.json                     # all; wants a quiet machine, an hour
     python benchmarks/zoo.py resnet50 yolov8n --rounds 9
     python benchmarks/zoo.py resnet50 --no-compile
+    python benchmarks/zoo.py --draw zoo.json docs/images/zoo.png  # measures nothing
 
 Each model runs in a process of its own. Its contenders take turns: torch as it is, torch with
 channels-last, `torch.compile` with channels-last and frozen weights, and `tilewise.optimize(model,
 image)`, all in float32 on the same threads. The ratio is the least time of torch's best form over
-ours: above 1 tilewise is faster. The first call's seconds are told too: a user waits for them. No
-speed is told where our result is wrong.
+ours: above 1 tilewise is faster. By rounds it is the median of the ratios within a round. The first
+call's seconds are told too: a user waits for them. No speed is told where our result is wrong.
 """
 
 from __future__ import annotations
@@ -37,10 +38,19 @@ from zoo_models import ZOO, settle, tensors
 
 import tilewise
 from tilewise.bench import machine
+from tilewise.bench.figures import OURS, TORCH, WIDTH
 from tilewise.bench.results import Result
+from tilewise.bench.svg import FAINT, INK, Drawing
 from tilewise.frontend.dynamo import has_compiler
 from tilewise.planner.measure import interleaved
 
+# of the picture: gains, ties and losses of every kind of network
+SHOWN = {"vgg16": "VGG16", "unet": "U-Net", "sd_vae": "SD autoencoder", "esrgan": "ESRGAN",
+         "resnet18": "ResNet-18", "resnet50": "ResNet-50", "yolov8n": "YOLOv8n",
+         "mobilenet_v2": "MobileNetV2", "efficientnet_b0": "EfficientNet-B0",
+         "densenet121": "DenseNet-121", "deeplabv3": "DeepLabV3", "convnext_tiny": "ConvNeXt-T",
+         "shufflenet_v2_x1_0": "ShuffleNetV2"}
+TIE, LOSS = 0.05, "#1c7ed6"  # differences of less are none; a colour
 TIMES, FLOOR = 10, 2e-5  # our error may be so many times torch's, or so large where torch's is less
 
 
@@ -125,6 +135,34 @@ def shown(row: dict[str, Any]) -> str:
             f"{row['best']:13} {times} ms")
 
 
+def drawing(rows: list[dict[str, Any]]) -> Drawing:
+    """Speed by rounds of the models that are shown, torch's best form being one."""
+    shown = sorted((row for row in rows if row["subject"] in SHOWN),
+                   key=lambda row: -row["by_rounds"])
+    left, right, bottom = 118.0, WIDTH - 150, 10 + 21.0 * len(shown)
+    found = Drawing(WIDTH, bottom + 16, "speed relative to torch's best form, by model")
+    scale = (right - left) / max(row["by_rounds"] for row in shown)
+    for i, row in enumerate(shown):
+        y, ratio = 6 + 21.0 * i, row["by_rounds"]
+        fill = TORCH if abs(ratio - 1) < TIE else OURS if ratio > 1 else LOSS
+        found.text(left - 6, y + 13, SHOWN[row["subject"]], 11, "end")
+        found.rect(left, y + 2, scale * ratio, 15, fill)
+        both = [row["median"][who] * 1e3 for who in (row["best"], "tilewise")]
+        found.text(WIDTH, y + 13, f"{ratio:.2f}x · {both[0]:.3g} → {both[1]:.3g} ms", 11, "end",
+                   INK)
+    found.line(left + scale, 4, left + scale, bottom, FAINT, dashed=True)
+    found.text(left + scale, bottom + 12, "torch's best form", 10, "middle", FAINT)
+    return found
+
+
+def draw(results: Path, picture: Path) -> None:
+    import resvg_py
+
+    picture.write_bytes(bytes(resvg_py.svg_to_bytes(
+        svg_string=str(drawing(Result.load(results).of("zoo").rows)), width=int(2 * WIDTH),
+        background="white", sans_serif_family="DejaVu Sans")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", help="names of the zoo; all of them if none")
@@ -133,8 +171,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=900, help="seconds for each model")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("-o", "--output", type=Path, help="a result file to write")
+    parser.add_argument("--draw", nargs=2, type=Path, metavar=("RESULTS", "PICTURE"),
+                        help="draw a result file")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.draw:
+        draw(*args.draw)
+        return
     compiles = not args.no_compile and has_compiler()
     if args.one:
         warnings.filterwarnings("ignore")

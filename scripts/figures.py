@@ -36,6 +36,7 @@ PICTURES = {
     "tiles.svg": "python scripts/diagrams.py docs/images",
     **{f"filter2d-{name}.png": "python scripts/make_filter_pictures.py"
        for name in ("before", "blur", "sharpen", "edges")},
+    "zoo.png": "python benchmarks/zoo.py --draw zoo.json docs/images/zoo.png",
     TRAINING: "python benchmarks/train_fashion_mnist.py --draw train_fashion_mnist.json "
               f"docs/images/{TRAINING}",
 }
@@ -74,8 +75,12 @@ def training(results: Path, images: Path) -> None:
            images / TRAINING)
 
 
+def zoo(results: Path, images: Path) -> None:
+    python("benchmarks/zoo.py", "--draw", results / "zoo.json", images / "zoo.png")
+
+
 PARTS: dict[str, Callable[[Path, Path], None]] = {
-    part.__name__: part for part in (tables, drawings, filters, report, training)}
+    part.__name__: part for part in (tables, drawings, filters, report, training, zoo)}
 
 
 def main() -> int:

@@ -204,6 +204,28 @@ def _verdict(cell: dict[str, Any]) -> str:
     return f"{'' if worst['equal'] else 'differs: '}{worst['ours']:.0e} ({worst['torch']:.0e})"
 
 
+def _zoo(result: dict[str, Any]) -> list[str]:
+    lines = ["| model | by rounds | of torch's best | tilewise ms | torch's best ms | its form | "
+             "eager ms | first call s | compiled's |", "|---|--:|--:|--:|--:|---|--:|--:|--:|"]
+    for row in sorted(result["rows"], key=lambda row: -row["by_rounds"]):
+        median, first = row["median"], row["first_call"]
+        lines.append(f"| {row['subject']} | {row['by_rounds']:.2f} | {row['ratio']:.2f} | "
+                     f"{median['tilewise'] * 1e3:.3g} | {median[row['best']] * 1e3:.3g} | "
+                     f"{row['best'].replace('_', '-')} | {median['eager'] * 1e3:.3g} | "
+                     f"{first['tilewise']:.1f} | {_format(first.get('compiled'), 1, '.0f')} |")
+    return [*lines, "", _zoo_mean(result)]
+
+
+def _zoo_mean(result: dict[str, Any]) -> str:
+    ratios = [row["by_rounds"] for row in result["rows"]]
+    eager = [row["median"]["eager"] / row["median"]["tilewise"] for row in result["rows"]]
+    better, worse = (sum(map(test, ratios)) for test in (lambda x: x > 1.05, lambda x: x < 0.95))
+    return (f"Geometric mean of {len(ratios)} models: {statistics.geometric_mean(ratios):.2f} "
+            f"times the speed of PyTorch's best form, and {statistics.geometric_mean(eager):.2f} "
+            f"times that of eager PyTorch. {better} models gain more than 5 %, {worse} lose more "
+            f"than 5 %, {len(ratios) - better - worse} tie.")
+
+
 def _compatibility(result: dict[str, Any]) -> list[str]:
     uses = list(dict.fromkeys(use for row in result["rows"] for use in row["uses"]))
     lines = [f"| torch | {' | '.join(uses)} | numpy | llvmlite |", "|---" * (len(uses) + 3) + "|"]
@@ -228,8 +250,7 @@ def _format(value: float | None, scale: float, how: str) -> str:
 KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "bench": _bench, "ladder": _ladder, "errors": _errors, "algorithms": _algorithms,
     "training": _training, "filter2d": _filter2d, "gpu-audit": _gpu_audit,
-    "zoo-equal": _zoo_equal,
-    "compatibility": _compatibility}
+    "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility}
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

@@ -155,3 +155,20 @@ def test_the_site_is_built_so_that_warnings_count() -> None:
         assert "--strict" in line
         assert "--quiet" not in line
     assert "scripts/doctest_blocks.py" in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_every_word_of_a_schedule_is_explained() -> None:
+    """Of the algorithms for CPUs."""
+    from tilewise.core import Problem, Target
+    from tilewise.frontend.ops import ENGINE
+
+    table = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    asked = [(algorithm, Problem.parse(text)) for algorithm in ENGINE.planner.algorithms
+             for text in ("n1c8h8w8k8r3s3p1_f32_forward", "n1c8h8w8k8r1s1_f32_forward",
+                          "n1c8h8w8k8r3s3p1g8_f32_forward", "n1c8h8w8k8r3s3p1_f32_backward_weight")
+             if algorithm.device != "cuda"]
+    target = Target("cpu", "amx", 2)
+    words = {word for algorithm, p in asked if not algorithm.reject(p, target)
+             for word in algorithm.space(p, target).tunables}
+    assert len(words) > 15
+    assert [word for word in sorted(words) if f"`{word}`" not in table] == []

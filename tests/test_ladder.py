@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from tilewise.bench import ladder as ladder_module
-from tilewise.bench.ladder import ladder
+from tilewise.bench.ladder import _sentence, ladder
 from tilewise.bench.run import WrongResult
-from tilewise.bench.rungs import STEPS, unroll
+from tilewise.bench.rungs import STEPS, Step, unroll
 from tilewise.cli import NO, OK, USAGE, main
 from tilewise.core import Problem, Target
+from tilewise.planner.measure import Timing
 
 TINY = "n1c8h8w8k16r3s3p1_f32_forward+bias+relu"
 LIMITS = {"peak": 1e11, "bandwidth": 1e10}
@@ -82,3 +83,23 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ladder", TINY, "--rounds", "2"]) == OK
     assert "register tile" in capsys.readouterr().out
     assert main(["ladder", "nonsense"]) == USAGE
+
+
+def timing(least: float, median: float) -> Timing:
+    return Timing(least, median, 0.0)
+
+
+@pytest.mark.parametrize("least, median, said", [
+    (0.9, 0.9, "because"), (1.1, 1.1, "since not"), (0.9, 1.1, "no clear difference"),
+    (1.0, 0.8, "no clear difference"), (0.98, 0.98, "no clear difference")])
+def test_noise_has_no_reason(least: float, median: float, said: str) -> None:
+    step = Step("rung", lambda *_: None, "because", "since not")  # type: ignore[arg-type]
+    assert _sentence(step, timing(1.0, 1.0), timing(least, median)).startswith(said)
+    assert _sentence(step, None, timing(least, median)) == "because"
+
+
+@pytest.mark.skipif(not Target.host().row.matrix, reason="this machine has no matrix unit")
+def test_the_matrix_unit_has_a_rung_for_1x1_filters() -> None:
+    p = Problem.parse("n1c64h14w14k64r1s1_f32_forward")
+    make = next(step.make for step in STEPS if step.name == "matrix unit, 3 products")
+    assert make(p, Target.host(threads=2), []).plan.algorithm == "cpu_pointwise"

@@ -31,7 +31,7 @@ def small() -> nn.Module:
 
 def test_what_was_measured_is_saved_with_the_model(tmp_path, monkeypatch):
     """Another process that loads it, without this one's wisdom, runs the same plans."""
-    monkeypatch.setattr(variants, "_others", lambda *_: [])  # ours, however fast it is
+    monkeypatch.setattr(variants, "_others", lambda *_: {})  # ours, however fast it is
     fast = tilewise.optimize(small(), torch.randn(1, 8, 20, 20), effort="measure")
     torch.save(fast, tmp_path / "model.pt")
     environment = {**os.environ, "TILEWISE_CACHE_DIR": str(tmp_path / "cache")}

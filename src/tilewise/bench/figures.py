@@ -56,7 +56,7 @@ def bars(rows: Rows) -> Drawing:
     subjects = list(dict.fromkeys(row["subject"] for row in rows))
     height = 8 + sum(30 + 19 * sum(row["subject"] == name for row in rows) for name in subjects)
     drawing = Drawing(WIDTH, height + 14, "speed relative to torch's best")
-    left, right = 108.0, WIDTH - 116
+    left, right = 108.0, WIDTH - 116  # the numbers' column, which no bar and no line reaches
     scale = (right - left) / max(max(row["ratio"] for row in rows), 1.0)
     y = 8.0
     drawing.line(left + scale, y, left + scale, height, FAINT, dashed=True)
@@ -68,9 +68,8 @@ def bars(rows: Rows) -> Drawing:
             drawing.text(left - 6, y + 12, row["contender"], 11, "end", INK if ours else FAINT,
                          ours)
             drawing.rect(left, y + 2, scale * row["ratio"], 13, colour(row, rows))
-            drawing.text(left + scale * row["ratio"] + 5, y + 12,
-                         f"{row['ratio']:.2f}x · {_time(row['minimum'])}", 11,
-                         fill=INK if ours else FAINT, bold=ours, halo=True)
+            drawing.text(WIDTH, y + 12, f"{row['ratio']:.2f}x · {_time(row['minimum'])}", 11,
+                         "end", INK if ours else FAINT, ours)
             y += 19
         y += 8
     drawing.text(left + scale, height + 10, "torch's best", 10, "middle", FAINT)

@@ -20,7 +20,7 @@ from .subjects import Subject, layer
 
 SLOW = 0.3  # estimated seconds from which on two rounds are enough
 FLOOR = 5e-6  # an error that no bound needs to be below
-ALIKE = 0.03  # gains smaller than this are none
+ALIKE = 0.03  # gains smaller than this, by the least times and by the medians, are none
 
 
 @dataclass(frozen=True)
@@ -125,24 +125,32 @@ def _rung_lines(p: Problem, t: Target, rungs: Sequence[Rung], refused: dict[str,
     made = {rung.name: (rung, time, error) for rung, time, error in zip(rungs, times, errors)}
     lines: list[Line] = []
     before: float | None = None
-    best: float | None = None  # a rung can be a detour: what it teaches is told by the best so far
+    best: Timing | None = None  # a rung can be a detour: what it teaches is told by the best so far
     for step in STEPS:
         if step.name in refused:
             lines.append(Line(step.name, "rung", f"not here: {refused[step.name]}"))
             continue
         rung, time, error = made[step.name]
         gain = None if before is None else before / time.minimum
-        progress = None if best is None else best / time.minimum
-        lines.append(_line(step.name, "rung", _sentence(step, progress), p, time, peak, error=error,
-                           gain=gain, bytes=rung.bytes, workspace=rung.workspace,
+        lines.append(_line(step.name, "rung", _sentence(step, best, time), p, time, peak,
+                           error=error, gain=gain, bytes=rung.bytes, workspace=rung.workspace,
                            algorithm=rung.plan.algorithm, schedule=str(rung.plan.schedule)))
         before = time.minimum
-        best = before if best is None else min(best, before)
+        best = time if best is None else min(best, time, key=lambda t: t.minimum)
     return lines
 
 
-def _sentence(step: Step, gain: float | None) -> str:
-    return step.why if gain is None or gain >= 1 + ALIKE else step.why_not
+def _sentence(step: Step, best: Timing | None, time: Timing) -> str:
+    """Why it is faster or slower than the best before; for what clocks cannot tell, only how."""
+    if best is None:
+        return step.why
+    gains = best.minimum / time.minimum, best.median / time.median
+    if min(gains) >= 1 + ALIKE:
+        return step.why
+    if max(gains) <= 1 - ALIKE:
+        return step.why_not
+    return (f"no clear difference from the best before it ({gains[0]:.2f}x by the least times, "
+            f"{gains[1]:.2f}x by the medians). The idea: {step.why}")
 
 
 def _line(name: str, kind: str, why: str, p: Problem, time: Timing, peak: float,

@@ -219,14 +219,18 @@ def _planners_choice(p: Problem, t: Target, _: Sequence[Rung]) -> Rung:
 
 def _matrix_unit(products: int) -> Callable[[Problem, Target, Sequence[Rung]], Rung]:
     def make(p: Problem, t: Target, _: Sequence[Rung]) -> Rung:
-        method = ENGINE.planner.algorithm(WINOGRAD)
-        inner = inner_problem(method, p)
-        reasons = method.reject(inner, t) or (
-            [] if t.row.matrix else [f"{t.isa} has no matrix unit"])
-        if reasons:
-            raise NoAlgorithm(p, t, {WINOGRAD: reasons})
-        schedule = next(s for s in method.defaults(inner, t) if s.get("products") == products)
-        return _rung(f"matrix unit, {products} products", p, t, WINOGRAD, schedule, inner)
+        if not t.row.matrix:
+            raise NoAlgorithm(p, t, {"matrix unit": [f"{t.isa} has no matrix unit"]})
+        refused = {}
+        for name in (WINOGRAD, POINTWISE, DIRECT):
+            method = ENGINE.planner.algorithm(name)
+            inner = inner_problem(method, p)
+            refused[name] = method.reject(inner, t)
+            found = [] if refused[name] else [s for s in method.defaults(inner, t)
+                                              if s.get("products") == products]
+            if found:
+                return _rung(f"matrix unit, {products} products", p, t, name, found[0], inner)
+        raise NoAlgorithm(p, t, {"matrix unit": ["no kernel of the unit takes this layer"]})
 
     return make
 

@@ -71,6 +71,8 @@ def _print_narrow(answer: Any) -> None:
     if hasattr(answer, "layers"):
         header, *rows = answer.rows
         print_table("", header, rows, left=3, spare=("schedule",))
+        for note in answer.notes:
+            console.print(note, markup=False)
         return
     for line in str(answer).splitlines()[:2]:
         console.print(line, markup=False)

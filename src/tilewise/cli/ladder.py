@@ -65,20 +65,23 @@ def ladder(
 
 
 def _print(problem: str, lines: list[Line]) -> None:
-    columns = ("", "ms", "GFLOP/s", "of peak", "moved", "workspace", "error", "gain")
+    columns = ("", "ms", "spread", "GFLOP/s", "of peak", "moved", "workspace", "error", "gain")
     print_table(problem, columns, [_row(line) for line in lines],
                 styles=[{"torch": "cyan", "limit": "dim"}.get(line.kind) for line in lines],
-                spare=("workspace", "moved"))
+                spare=("workspace", "moved", "of peak"))
     console.print()
     for line in lines:
         if line.kind == "rung":
-            console.print(f"[bold]{line.name}[/bold]: {line.why}")
+            by = f" ({line.algorithm})" if line.algorithm else ""
+            console.print(f"[bold]{line.name}[/bold]{by}: {line.why}")
     for note in _notes(lines):
         console.print(f"\n{note}")
 
 
 def _notes(lines: list[Line]) -> Iterator[str]:
     """What of the table needs an explanation."""
+    yield ("ms is the least time of all rounds. spread is how far the rounds lie apart: the range "
+           "of their middle half over the median.")
     rungs = [line for line in lines if line.kind == "rung" and line.minimum]
     if any(line.share and line.share > 1 for line in rungs):
         yield ("of peak counts the operations of the direct method against the measured "
@@ -102,8 +105,9 @@ def _setback(rungs: list[Line], torch: list[float]) -> str:
 
 def _row(line: Line) -> tuple[str, ...]:
     if line.minimum is None or line.gflops is None:
-        return (line.name, *["-"] * 7)
-    return (line.name, milliseconds(line.minimum), f"{line.gflops:.1f}",
+        return (line.name, *["-"] * 8)
+    return (line.name, milliseconds(line.minimum),
+            "-" if line.spread is None else f"{line.spread:.0%}", f"{line.gflops:.1f}",
             "-" if line.share is None else f"{line.share:.0%}",
             "-" if line.bytes is None else megabytes(line.bytes),
             "-" if line.workspace is None else megabytes(line.workspace),

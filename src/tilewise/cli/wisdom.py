@@ -73,9 +73,10 @@ def check(file: File = None, json: Json = False) -> None:
     if json:
         print_json(verdicts)
     else:
-        print_table(f"{_place(file)}: {len(verdicts) - len(stale)} of {len(verdicts)} plans can be "
-                    "used here", ("problem and machine", "why not"),
-                    list(stale.items()), left=2)
+        usable = len(verdicts) - len(stale)
+        print(f"{_place(file)}: {usable} of {len(verdicts)} plans can be used here")
+        if stale:
+            print_table("", ("problem and machine", "why not"), list(stale.items()), left=2)
     if stale:
         raise typer.Exit(NO)
 

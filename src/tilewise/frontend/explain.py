@@ -18,6 +18,9 @@ from .checks import check_bound, kind_of, module_advice
 from .ops import ENGINE
 from .tuning import distinct, observe
 
+ESTIMATED = "~"  # stands before a time that nobody measured
+ESTIMATES = f"{ESTIMATED} is an estimate; effort=\"measure\" runs and times every candidate"
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -64,7 +67,12 @@ class ModelExplanation:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
                  for row in rows]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(line.rstrip() for line in [*lines, *self.notes])
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the table has to know."""
+        return [ESTIMATES] if any(ESTIMATED in cell for row in self.rows for cell in row) else []
 
     __repr__ = __str__
 
@@ -171,6 +179,10 @@ def _layer_row(name: str, explanation: Explanation) -> tuple[str, ...]:
         (c.plan for c in explanation.candidates if c.algorithm == "vendor"), None)
     if plan is None:
         return (name, str(explanation.problem), "-", "-", "-", "-", "-")
-    return (name, str(explanation.problem), plan.algorithm, f"{plan.seconds * 1e3:.3f} ms",
-            f"{torch_.seconds * 1e3:.3f} ms" if torch_ else "-", f"{plan.error:.0e}",
-            str(plan.schedule))
+    return (name, str(explanation.problem), plan.algorithm, _time(plan),
+            _time(torch_) if torch_ else "-", f"{plan.error:.0e}", str(plan.schedule))
+
+
+def _time(plan: Plan) -> str:
+    mark = ESTIMATED if plan.source == "estimate" else ""
+    return f"{mark}{plan.seconds * 1e3:.3f} ms"

@@ -20,6 +20,7 @@ from ..runtime.engine import DTYPES, Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_with_norm
 from .again import Again, form, is_transformed, is_unwatched
+from .checks import kind_of
 from .devices import target_of
 from .gradients import by_engine, by_torch
 from .options import Options, options_of, output_shape
@@ -61,6 +62,9 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     >>> conv2d(x, weight, padding=1, activation="relu", pool=2).shape
     torch.Size([1, 4, 8, 8])
     """
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        raise InvalidProblem(f"x is {kind_of(x)} and weight is {kind_of(weight)}, needs "
+                             "torch.Tensor: torch.from_numpy(array)")
     if x.dim() == 3:
         extra = None if residual is None else residual.unsqueeze(0)
         return conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups,

@@ -78,8 +78,7 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
     prepare(result, arguments)
     if effort not in MEASURING or not keep_original:
         return result
-    tell("timing the whole model", 0, 1)
-    return fastest(model, result, arguments, max_error)
+    return fastest(model, result, arguments, max_error, tell)
 
 
 def _check(model: Any, example: Any, effort: str, max_error: Any) -> None:

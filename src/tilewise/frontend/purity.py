@@ -40,6 +40,9 @@ OUTSIDE = ("time", "posix", "nt", "_io", "_socket", "_datetime", "_warnings", "_
 CATCHES = {"PUSH_EXC_INFO", "SETUP_FINALLY"}
 WITHS = {"WITH_EXCEPT_START"}
 QUIET = (*CODE, Tensor, logging.Logger)
+# functions of others that look like what is refused: counting calls, asking for Dynamo
+HARMLESS = {("torchvision.utils", "_log_api_usage_once"),
+            ("segmentation_models_pytorch.base.utils", "is_torch_compiling")}
 MAKERS = ("__init__", "__post_init__", "__new__", "__setattr__", "__setitem__", "__setstate__")
 
 
@@ -83,7 +86,8 @@ class Watch:
     def _enters(self, frame: types.FrameType, code: types.CodeType) -> None:
         if code.co_filename == SEEDS:
             raise Refused("torch's random generators are seeded")
-        if code in self._seen or _is_trusted(code.co_filename) or _is_standard(code.co_filename):
+        if (code in self._seen or _is_trusted(code.co_filename) or _is_standard(code.co_filename)
+                or (frame.f_globals.get("__name__"), code.co_name) in HARMLESS):
             return
         self._seen.add(code)
         self._inner.update(const for const in code.co_consts if isinstance(const, types.CodeType))

@@ -8,39 +8,48 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..core.progress import Tell
 from ..planner.measure import interleaved
 from .captured import is_whole
 from .dynamo import has_compiler, tilewise
 from .layout import enter, leave
 from .rehearsal import evaluating, sharing_copy
 
+OURS = "tilewise"
 MARGIN = 0.97  # others must beat ours by more than clocks err
 UNFROZEN = {"freezing": False}  # whatever is set: the result follows changes of the weights
 
 
 def fastest(original: nn.Module, ours: nn.Module, arguments: tuple[Any, ...],
-            max_error: float | None) -> nn.Module:
+            max_error: float | None, tell: Tell) -> nn.Module:
     """Ours, or the way of running the original that is faster than ours on this example."""
-    models = [ours, *(model for make in _others(ours, max_error) for model in [make(original)]
-                      if _runs(model, arguments))]
-    with evaluating(*models):
-        times = interleaved([partial(model, *arguments) for model in models], sample=0.03,
-                            budget=10)
-    best = min(range(len(models)), key=lambda i: times[i].minimum)
-    return models[best] if times[best].minimum < MARGIN * times[0].minimum else ours
+    tell("timing the whole model", 0, 1)
+    made = {name: make(original) for name, make in _others(ours, max_error).items()}
+    models = {OURS: ours, **{name: model for name, model in made.items()
+                             if _runs(model, arguments)}}
+    with evaluating(*models.values()):
+        timings = interleaved([partial(model, *arguments) for model in models.values()],
+                              sample=0.03, budget=10)
+    times = {name: timing.minimum for name, timing in zip(models, timings, strict=True)}
+    best = min(times, key=lambda name: times[name])
+    best = best if times[best] < MARGIN * times[OURS] else OURS
+    beside = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items())
+    tell(f"returned: {best} ({beside})", 1, 1)
+    return models[best]
 
 
 def _others(ours: nn.Module,
-            max_error: float | None) -> list[Callable[[nn.Module], nn.Module]]:
+            max_error: float | None) -> dict[str, Callable[[nn.Module], nn.Module]]:
     """Torch as it is, and channels-last where the graph shows that nobody can tell; where tracing
     saw only parts, also the graph that Dynamo captures, with our convolutions and torch's."""
     if is_whole(ours):
-        return [sharing_copy, lambda model: channels_last(sharing_copy(model))]
-    found: list[Callable[[nn.Module], nn.Module]] = [sharing_copy]
+        return {"torch": sharing_copy,
+                "torch in channels-last": lambda model: channels_last(sharing_copy(model))}
+    found: dict[str, Callable[[nn.Module], nn.Module]] = {"torch": sharing_copy}
     if has_compiler():
-        # ours knows no bound but torch's setting
-        backends = ["inductor"] if max_error is not None else ["inductor", tilewise]
-        found += [partial(_compiled, backend=backend) for backend in backends]
+        found["torch.compile"] = partial(_compiled, backend="inductor")
+        if max_error is None:  # the backend knows no bound but torch's setting
+            found["torch.compile with tilewise"] = partial(_compiled, backend=tilewise)
     return found
 
 

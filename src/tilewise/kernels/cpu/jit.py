@@ -203,9 +203,18 @@ def _read(path: Path, digest: str) -> bytes | None:
 
 
 def _write(path: Path, digest: str, image: bytes) -> None:
-    """Silently not at all where the disk refuses: a cache is no duty."""
-    with suppress(OSError):
+    """Not at all where the disk refuses: a cache is no duty."""
+    try:
         write_atomically(path, _checksum(digest, image) + image)
+    except OSError as problem:
+        _warn_that_none_is_kept(path.parent, problem.strerror)
+
+
+@lru_cache(maxsize=8)
+def _warn_that_none_is_kept(directory: Path, why: str) -> None:
+    warnings.warn(f"compiled code cannot be kept in {directory} ({why}): every process compiles "
+                  "its own; set TILEWISE_CACHE_DIR to a directory that can be written",
+                  stacklevel=3)
 
 
 def _checksum(digest: str, image: bytes) -> bytes:
