@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-
 Curve = Callable[[np.ndarray], np.ndarray]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.runtime.activations import applied
 
 PLANES, LAST = torch.contiguous_format, torch.channels_last
 
@@ -35,7 +36,7 @@ def theirs(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 
         x, padding = F.pad(x, (left, right, top, bottom)), 0
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     y = y if residual is None else y + residual
-    y = y if activation is None else getattr(F, activation)(y)
+    y = y if activation is None else applied(activation)(y)
     return y if pool == 1 else F.max_pool2d(y, pool)
 
 

@@ -27,6 +27,7 @@ from tilewise.core import Problem, Target
 from tilewise.frontend.ops import ENGINE
 from tilewise.kernels.cpu import threads
 from tilewise.planner.measure import interleaved
+from tilewise.runtime.activations import applied
 from tilewise.runtime.engine import random_operands
 
 LAST = torch.channels_last
@@ -71,7 +72,7 @@ def expected(p: Problem, operands: tuple[Any, ...]) -> Tensor:
     y = F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, p.stride, 0, p.dilation,
                  p.groups)
     y = y if residual is None else y + residual
-    y = y if p.epilogue.activation is None else getattr(F, p.epilogue.activation)(y)
+    y = y if p.epilogue.activation is None else applied(p.epilogue.activation)(y)
     return y if p.epilogue.pool == 1 else F.max_pool2d(y, p.epilogue.pool)
 
 

@@ -16,6 +16,7 @@ from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..frontend.dynamo import has_compiler
 from ..frontend.optimize import optimize
+from ..runtime.activations import applied
 from .subjects import Layer, Subject
 
 
@@ -76,7 +77,7 @@ def _prepacked(p: Problem, model: Any, x: Tensor) -> Callable[[], Tensor] | None
             x, weight, model.conv.bias, [top, left], list(p.stride), list(p.dilation), p.groups,
             fused, [], "")
         y = y if model.residual is None else y.add_(model.residual)
-        y = y if activation is None else getattr(F, activation)(y)
+        y = y if activation is None else applied(activation)(y)
         return y if p.epilogue.pool == 1 else F.max_pool2d(y, p.epilogue.pool)
 
     return run

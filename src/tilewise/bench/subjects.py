@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from ..core.errors import InvalidProblem, TilewiseError
 from ..core.problem import Problem
 from ..models import MODELS
+from ..runtime.activations import applied
 from ..runtime.engine import DTYPES, random_operands
 
 SHAPES = {"lenet_a": (1, 86, 86), "lenet_b": (1, 70, 70)}  # of an image; others are as below
@@ -87,7 +88,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x if self.pad is None else self.pad(x))
         y = y if self.residual is None else y + self.residual
-        y = y if self.activation is None else getattr(F, self.activation)(y)
+        y = y if self.activation is None else applied(self.activation)(y)
         return y if self.pool == 1 else F.max_pool2d(y, self.pool)
 
 

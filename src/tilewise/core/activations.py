@@ -6,7 +6,6 @@ A step is its name, and its numbers where it has some: "silu", "leaky_relu:0.2",
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from .errors import InvalidProblem
 
@@ -48,7 +47,6 @@ ROWS = (
 ACTIVATIONS = {row.name: row for row in ROWS}
 
 
-@lru_cache(maxsize=256)
 def parsed(step: str) -> tuple[Activation, tuple[float, ...]]:
     """An activation and its numbers."""
     name, *words = step.split(":")

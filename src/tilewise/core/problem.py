@@ -335,7 +335,7 @@ _GRAMMAR = re.compile(
     rf"(?:p(?P<p>{_SIDES}(?:x{_SIDES})?))?"
     r"(?:d(?P<d>\d+(?:x\d+)?))?(?:g(?P<g>\d+))?"
     r"_(?P<dtype>[a-z]+\d+)(?:_(?P<layout>nchw|nhwc))?_(?P<direction>forward|backward_data|"
-    r"backward_weight)(?P<frozen>_frozen)?(?P<epilogue>(?:\+\w+)*)"
+    r"backward_weight)(?P<frozen>_frozen)?(?P<epilogue>(?:\+\w+(?::[-.\w]+)*)*)"
 )
 
 

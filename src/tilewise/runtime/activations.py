@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,7 +15,6 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "clamp": F.hardtanh, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 
 
-@lru_cache(maxsize=256)
 def applied(step: str) -> Callable[[Tensor], Tensor]:
     """The function that a step names."""
     row, numbers = parsed(step)
