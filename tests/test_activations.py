@@ -75,6 +75,8 @@ def test_every_activation_behind_every_kernel(row: str) -> None:
 def test_every_row_has_its_emitter_its_function_and_its_module() -> None:
     assert set(EMITTERS) == set(ACTIVATIONS)
     assert {parsed(step)[0].name for step in MODULES} == set(ACTIVATIONS)
+    assert {type(module).__name__ for module in MODULES.values()} == {
+        name for row in ACTIVATIONS.values() for name in row.modules}
     x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
     for step, module in MODULES.items():
         assert torch.equal(applied(step)(x), module(x)), step
@@ -111,15 +113,25 @@ def test_pooling_is_fused_only_behind_what_keeps_the_order(name: str) -> None:
 def test_modules_and_functions_are_known_in_graphs(step: str) -> None:
     assert of_module(MODULES[step]) == step
     row, numbers = parsed(step)
-    form = {"clamp": F.hardtanh, "gelu_tanh": F.gelu}.get(row.name) or getattr(F, row.name)
+    form = getattr(F, row.function or row.name)
     options = {"approximate": "tanh"} if row.name == "gelu_tanh" else {}
     assert of_call(form, numbers if step != row.name else (), options) == step
 
 
+@pytest.mark.parametrize("rest, options, step", [
+    ((0, 1), {}, "clamp:0.0:1.0"), ((), {"max": 2}, "clamp:-inf:2.0"), ((0, 6), {}, "relu6"),
+    ((0,), {}, "clamp:0.0:inf"), ((), {"min": -1.0, "max": 1.0}, "clamp"), ((), {}, None),
+    ((torch.ones(1),), {}, None), ((0, 1), {"out": 3}, None)])
+def test_clamps(rest: Any, options: Any, step: str | None) -> None:
+    assert of_call(torch.clamp, rest, options) == of_call("clamp_", rest, options) == step
+    if step is not None:
+        x = torch.linspace(-8, 8, 101)
+        assert torch.equal(applied(step)(x), torch.clamp(x, *rest, **options))
+
+
 @pytest.mark.parametrize("call", [
     (F.leaky_relu, (torch.ones(1),), {}), (F.elu, (1.0, 2.0), {}), (F.gelu, (), {"approximate": 3}),
-    (F.leaky_relu, (float("nan"),), {}), (F.softplus, (), {}), (F.silu, (), {"other": 1}),
-    (torch.clamp, (0, 1), {})])
+    (F.leaky_relu, (float("nan"),), {}), (F.softplus, (), {}), (F.silu, (), {"other": 1})])
 def test_what_is_no_activation_of_ours(call: Any) -> None:
     assert of_call(*call) is None
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+from copied import ROOT, Copy, block, page
 from test_architecture import wrong_imports
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "adding-an-algorithm.md").read_text(encoding="utf-8")
+PAGE = page("adding-an-algorithm.md")
 
 # what is done to the toy, and the test of the contract that must notice
 FAULTS = {
@@ -60,65 +55,30 @@ print(json.dumps({
 """
 
 
-def block(language: str, after: str) -> str:
-    """The first fenced block of a language after a line of the page."""
-    rest = PAGE[PAGE.index(after):]
-    found = re.search(rf"^```{language}\n(.*?)^```$", rest, re.MULTILINE | re.DOTALL)
-    assert found, f"no {language} block after {after!r}"
-    return found[1]
+TOY = block(PAGE, "python", "`src/tilewise/algorithms/toy_shift.py`:")
+ENTRY = block(PAGE, "diff", "In `src/tilewise/algorithms/__init__.py`:")
 
 
-TOY = block("python", "`src/tilewise/algorithms/toy_shift.py`:")
-ENTRY = block("diff", "In `src/tilewise/algorithms/__init__.py`:")
+def add(copy: Copy, module: str, source: str, diff: str) -> None:
+    place = copy.path / "tilewise" / "algorithms" / f"{module}.py"
+    place.write_text(source, encoding="utf-8")
+    copy.patch("src/tilewise/algorithms/__init__.py", diff)
 
 
-def patched(text: str, diff: str) -> str:
-    """The text with the diff's added lines, each below the line that precedes it there."""
-    lines, at = text.splitlines(), 0
-    for line in diff.splitlines():
-        if line.startswith("+"):
-            lines.insert(at, line[1:])
-            at += 1
-        elif line.strip():
-            at = lines.index(line[1:], at) + 1
-    return "\n".join(lines) + "\n"
-
-
-class Copy(NamedTuple):
-    """A copy of the package that can be changed, and Python processes that import it."""
-
-    path: Path
-
-    @property
-    def algorithms(self) -> Path:
-        return self.path / "tilewise" / "algorithms"
-
-    def add(self, module: str, source: str, diff: str) -> None:
-        (self.algorithms / f"{module}.py").write_text(source, encoding="utf-8")
-        registry = self.algorithms / "__init__.py"
-        registry.write_text(patched(registry.read_text(encoding="utf-8"), diff), encoding="utf-8")
-
-    def python(self, *args: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run([sys.executable, *args], cwd=self.path, env=environment,
-                              capture_output=True, text=True, check=False)
-
-    def contract(self, pattern: str) -> dict[str, bool]:
-        """Whether each test of the contract passed, among those whose id has the pattern."""
-        report = self.path / "report.xml"
-        done = self.python("-m", "pytest", str(ROOT / "tests" / "test_contract.py"), "-k", pattern,
-                           f"--rootdir={ROOT}", "-p", "no:cacheprovider", "--tb=no",
-                           f"--junitxml={report}")
-        assert done.returncode in (0, 1), done.stdout + done.stderr
-        cases = ElementTree.parse(report).iter("testcase")
-        return {case.attrib["name"]: len(case) == 0 for case in cases}
+def contract(copy: Copy, pattern: str) -> dict[str, bool]:
+    """Whether each test of the contract passed, among those whose id has the pattern."""
+    report = copy.path / "report.xml"
+    done = copy.python("-m", "pytest", str(ROOT / "tests" / "test_contract.py"), "-k", pattern,
+                       f"--rootdir={ROOT}", "-p", "no:cacheprovider", "--tb=no",
+                       f"--junitxml={report}")
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    cases = ElementTree.parse(report).iter("testcase")
+    return {case.attrib["name"]: len(case) == 0 for case in cases}
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "src" / "tilewise", tmp_path / "tilewise", ignore=ignored)
-    return Copy(tmp_path)
+    return Copy.into(tmp_path)
 
 
 def test_the_file_keeps_the_import_rules():
@@ -131,7 +91,7 @@ def test_the_entry_is_two_lines():
 
 
 def test_the_toy_can_be_used(copy):
-    copy.add("toy_shift", TOY, ENTRY)
+    add(copy, "toy_shift", TOY, ENTRY)
     accepted = ("n2c8h9w11k16r3s3p1_f32_nchw_forward+bias+relu "
                 "n1c3h12w10k5r3s4u2x1p0-1x2-0d1x2_f32_nchw_forward+bias "
                 "n3c4h6w5k7r1s1_f32_nchw_forward")
@@ -150,14 +110,14 @@ def test_the_toy_can_be_used(copy):
 
 def test_the_contract_picks_it_up_and_notices_faults(copy):
     """One run for the toy and for its faulty brothers, each with a name of its own."""
-    copy.add("toy_shift", TOY, ENTRY)
+    add(copy, "toy_shift", TOY, ENTRY)
     for fault, (right, wrong, _) in FAULTS.items():
         assert TOY.count(right) == 1, f"{right!r} does not occur once in the toy"
         source = TOY.replace(right, wrong).replace('"toy_shift"', f'"toy_shift_{fault}"')
-        copy.add(f"toy_{fault}", source, ENTRY.replace(
+        add(copy, f"toy_{fault}", source, ENTRY.replace(
             "+from .toy_shift import ToyShift", f"+from .toy_{fault} import ToyShift as {fault}"
         ).replace("+    ToyShift(),", f"+    {fault}(),"))
-    results = copy.contract("toy_shift")
+    results = contract(copy, "toy_shift")
     own = {test: ok for test, ok in results.items() if re.search(r"\btoy_shift\b", test)}
     assert len(own) > 60
     assert [test for test, ok in own.items() if not ok] == []

@@ -10,22 +10,33 @@ from dataclasses import dataclass
 from .errors import InvalidProblem
 
 ROUNDED = 3e-7  # relative error of a function of a few units in the last place
+ONE = 6e-8  # of one product
 
 
 @dataclass(frozen=True)
 class Activation:
-    """What everybody has to know of it; who computes it has a function of its name.
+    """All that is known of it, but for the code: each backend has a function of its name.
 
     Attributes:
-        name: As in `torch.nn.functional`, where that has it.
+        name: Stable: problems are written with it.
+        modules: Classes of `torch.nn` that compute it.
+        function: What computes it in `torch.nn.functional`, where that has another name.
+        arguments: Names of its numbers, as arguments of the function and attributes of the modules.
+        numbers: Their defaults.
+        fixed: Other arguments and attributes, with the values that make it this one.
         monotone: Whether the largest of a window stays the largest, so that pooling may come first.
-        numbers: Defaults of its numbers.
+        gradient: "mask", if a bit tells whether one passes, or "value", if it needs the sum.
         error: What it adds to the relative error of a result.
     """
 
     name: str
-    monotone: bool = False
+    modules: tuple[str, ...] = ()
+    function: str = ""
+    arguments: tuple[str, ...] = ()
     numbers: tuple[float, ...] = ()
+    fixed: tuple[tuple[str, object], ...] = ()
+    monotone: bool = False
+    gradient: str = "value"
     error: float = ROUNDED
 
     def step(self, *numbers: float) -> str:
@@ -35,16 +46,23 @@ class Activation:
 
 
 ROWS = (
-    Activation("relu", monotone=True, error=0.0),
+    Activation("relu", ("ReLU",), monotone=True, gradient="mask", error=0.0),
     Activation("relu6", monotone=True, error=0.0),
-    Activation("leaky_relu", numbers=(0.01,), error=6e-8),
-    Activation("clamp", numbers=(-1.0, 1.0), monotone=True, error=0.0),
-    Activation("silu"), Activation("gelu"), Activation("gelu_tanh"), Activation("mish"),
-    Activation("sigmoid", monotone=True), Activation("tanh", monotone=True),
-    Activation("elu", numbers=(1.0,)),
-    Activation("hardswish", error=6e-8), Activation("hardsigmoid", monotone=True, error=6e-8),
+    Activation("clamp", ("Hardtanh", "ReLU6"), "hardtanh", ("min_val", "max_val"), (-1.0, 1.0),
+               monotone=True, error=0.0),
+    Activation("leaky_relu", ("LeakyReLU",), "", ("negative_slope",), (0.01,), error=ONE),
+    Activation("elu", ("ELU",), "", ("alpha",), (1.0,), (("scale", 1), ("input_scale", 1))),
+    Activation("silu", ("SiLU",)),
+    Activation("gelu", ("GELU",), fixed=(("approximate", "none"),)),
+    Activation("gelu_tanh", ("GELU",), "gelu", fixed=(("approximate", "tanh"),)),
+    Activation("mish", ("Mish",)),
+    Activation("sigmoid", ("Sigmoid",), monotone=True),
+    Activation("tanh", ("Tanh",), monotone=True),
+    Activation("hardswish", ("Hardswish",), error=ONE),
+    Activation("hardsigmoid", ("Hardsigmoid",), monotone=True, error=ONE),
 )
 ACTIVATIONS = {row.name: row for row in ROWS}
+MASKED = frozenset(row.name for row in ROWS if row.gradient == "mask")
 
 
 def parsed(step: str) -> tuple[Activation, tuple[float, ...]]:
@@ -71,3 +89,8 @@ def _written(name: str, numbers: tuple[float, ...]) -> str:
 
 def is_activation(step: str) -> bool:
     return step.partition(":")[0] in ACTIVATIONS
+
+
+def by_mask(step: str | None) -> bool:
+    """Whether bits tell all that a gradient needs: nothing to compute, or a mask."""
+    return step is None or step in MASKED

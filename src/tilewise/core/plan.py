@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .activations import MASKED
 from .problem import Problem
 from .schedule import Schedule
 from .target import Target
@@ -58,7 +59,7 @@ class Plan:
         fused = self.inner.epilogue.steps
         rest = self.problem.epilogue.steps[len(fused):]
         if "mask" in rest:  # made in one pass with what it tells of
-            rest = tuple(step for step in rest if step not in ("relu", "pool2"))
+            rest = tuple(step for step in rest if step not in {*MASKED, "pool2"})
         back = ("to_" + self.problem.layout,) if self.before else ()
         if self.problem.direction == "backward_weight":  # always (K, C, R, S)
             return ()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from .activations import ACTIVATIONS, is_activation, parsed
+from .activations import ACTIVATIONS, MASKED, by_mask, is_activation, parsed
 from .errors import InvalidProblem
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
@@ -41,7 +41,7 @@ class Epilogue:
             parsed(self.activation)
         if self.pool < 1:
             raise InvalidProblem(f"pool is {self.pool}, needs 1 (none) or more (2: 2x2, stride 2)")
-        if self.mask and (self.activation not in (None, "relu") or self.pool not in (1, 2)
+        if self.mask and (not by_mask(self.activation) or self.pool not in (1, 2)
                           or (self.activation is None and self.pool == 1)):
             raise InvalidProblem(f"mask is asked for with activation {self.activation} and pool "
                                  f"{self.pool}, needs relu, pool 2 or both")
@@ -74,7 +74,7 @@ class Epilogue:
         """The longest prefix made of fusable steps, and the steps that are left over."""
         steps = self.steps
         if self.mask and "mask" not in fusable:  # what makes the mask also does what it tells of
-            fusable = fusable - {"relu", "pool2"}
+            fusable = fusable - MASKED - {"pool2"}
         if self.activation is not None and not parsed(self.activation)[0].monotone:
             fusable = fusable - {"pool2"}  # who pools does it first
         cut = next((i for i, step in enumerate(steps) if step.partition(":")[0] not in fusable),

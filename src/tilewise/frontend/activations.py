@@ -1,83 +1,88 @@
-"""What means an activation in a graph: modules, functions and methods."""
+"""What means an activation in a graph: modules, functions and methods, by the table's names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..core.activations import ACTIVATIONS
+from ..core.activations import ACTIVATIONS, ROWS, Activation
 
-# modules, and their attributes that are numbers of the activation
-MODULES: dict[type, tuple[str, tuple[str, ...]]] = {
-    nn.ReLU: ("relu", ()), nn.SiLU: ("silu", ()), nn.Mish: ("mish", ()),
-    nn.ReLU6: ("clamp", ("min_val", "max_val")),
-    nn.Sigmoid: ("sigmoid", ()), nn.Tanh: ("tanh", ()), nn.Hardswish: ("hardswish", ()),
-    nn.Hardsigmoid: ("hardsigmoid", ()), nn.GELU: ("gelu", ()),
-    nn.LeakyReLU: ("leaky_relu", ("negative_slope",)), nn.ELU: ("elu", ("alpha",)),
-    nn.Hardtanh: ("clamp", ("min_val", "max_val"))}
-# arguments of functions after the image, which have the defaults of the row
-NUMBERS = {"leaky_relu": ("negative_slope",), "elu": ("alpha", "scale", "input_scale"),
-           "clamp": ("min_val", "max_val"), "gelu": ("approximate",)}
+MODULES: dict[type, list[Activation]] = {}
+for _row in ROWS:
+    for _name in _row.modules:
+        MODULES.setdefault(getattr(nn, _name), []).append(_row)
+METHODS = ("relu", "sigmoid", "tanh")  # that tensors have
+CLAMPS = {torch.clamp, torch.clamp_, torch.clip, torch.clip_, "clamp", "clamp_", "clip", "clip_"}
+NO_ATTRIBUTES = ("scale", "input_scale")  # of functions alone
 
 
-def _functions() -> dict[Any, str]:
-    """Every form of a function that torch, Dynamo or a method's name has."""
-    found: dict[Any, str] = {F.hardtanh: "clamp", F.hardtanh_: "clamp"}
-    for name in ACTIVATIONS:
-        for form in (name, f"{name}_"):
-            for place in (F, torch, torch._C._nn):
-                if name != "clamp" and callable(getattr(place, form, None)):
-                    found[getattr(place, form)] = name
-            if name in ("relu", "sigmoid", "tanh"):
-                found[form] = name
-    return found
+def _forms(row: Activation) -> Iterator[Any]:
+    """Every form of its function that torch, Dynamo or a method's name has."""
+    name = row.function or row.name
+    for form in (name, f"{name}_"):
+        for place in (F, torch, torch._C._nn):
+            if callable(getattr(place, form, None)):
+                yield getattr(place, form)
+        if name in METHODS:
+            yield form
 
 
-FUNCTIONS = _functions()
+FUNCTIONS: dict[Any, list[Activation]] = {}
+for _row in ROWS:
+    for _form in set(_forms(_row)):
+        FUNCTIONS.setdefault(_form, []).append(_row)
+DEFAULTS = {name: value for row in reversed(ROWS) for name, value in row.fixed}  # the first row's
+
+
+def attributes(kind: type) -> tuple[str, ...]:
+    """What an activation's module has besides its kind."""
+    return tuple({name: None for row in MODULES.get(kind, ())
+                  for name in (*row.arguments, *dict(row.fixed)) if name not in NO_ATTRIBUTES})
 
 
 def of_module(module: Any) -> str | None:
     """The step that a module is, if it is one."""
-    name, attributes = MODULES.get(type(module), (None, ()))
-    if name is None:
-        return None
-    if name == "gelu":
-        return _gelu(module.approximate)
-    return _step(name, [getattr(module, attribute) for attribute in attributes])
+    given = {name: getattr(module, name) for name in attributes(type(module))}
+    return _step(MODULES.get(type(module), ()), given)
 
 
 def of_call(target: Any, rest: Sequence[Any], options: dict[str, Any]) -> str | None:
     """The step that a call is; `rest` are its arguments after the image."""
     try:
-        name = FUNCTIONS.get(target)
+        rows = FUNCTIONS.get(target, [])
+        clamps = target in CLAMPS
     except TypeError:  # a target that cannot be a key
         return None
-    if name is None:
+    if clamps:
+        return _clamp(**{**dict(zip(("min", "max"), rest)), **options})
+    if not rows:
         return None
-    names = NUMBERS.get(name, ())
+    names = (*rows[0].arguments, *dict(rows[0].fixed))
     given = {**dict(zip((*names, "inplace"), rest)), **options}
     given.pop("inplace", None)
-    if not set(given) <= set(names):
+    return _step(rows, given) if set(given) <= set(names) else None
+
+
+def _clamp(min: Any = None, max: Any = None, out: Any = None) -> str | None:
+    """torch's own, where a side may be open."""
+    if out is not None or min is max is None:
         return None
-    if name == "gelu":
-        return _gelu(given.get("approximate", "none"))
-    if given.pop("scale", 1) != 1 or given.pop("input_scale", 1) != 1:
-        return None
-    row = ACTIVATIONS[name]
-    return _step(name, [given.get(word, default) for word, default in zip(names, row.numbers)])
+    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    return _step([ACTIVATIONS["clamp"]], {"min_val": low, "max_val": high})
 
 
-def _gelu(approximate: Any) -> str | None:
-    return {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
-
-
-def _step(name: str, numbers: Sequence[Any]) -> str | None:
-    if not all(type(number) in (int, float) and number == number for number in numbers):
-        return None
-    if name == "clamp" and tuple(numbers) == (0, 6):
-        return "relu6"
-    return ACTIVATIONS[name].step(*numbers)
+def _step(rows: Sequence[Activation], given: dict[str, Any]) -> str | None:
+    """The step of the row whose fixed values are given, with the numbers that are."""
+    for row in rows:
+        if all(given.get(name, DEFAULTS[name]) == value for name, value in row.fixed):
+            numbers = [given.get(name, default)
+                       for name, default in zip(row.arguments, row.numbers, strict=True)]
+            if not all(type(number) in (int, float) and number == number for number in numbers):
+                return None
+            return "relu6" if (row.name, *numbers) == ("clamp", 0, 6) else row.step(*numbers)
+    return None

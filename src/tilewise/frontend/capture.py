@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_unflatten
 
-from .activations import MODULES
+from .activations import MODULES, attributes
 from .effects import Effects, keeps_rank, name_of, torch_module
 from .guards import Guards, Refused, snapshot
 from .layout import Drawn, Inside
@@ -22,8 +22,7 @@ ATTEMPTS = 12  # modules that are left out of a graph before the whole is given 
 NORM = ("running_mean", "running_var", "weight", "bias")
 # what a block took from its modules when it was made
 BAKED = {nn.Conv2d: ("padding_mode",), nn.BatchNorm2d: ("track_running_stats",),
-         nn.MaxPool2d: tuple(TWO_BY_TWO), nn.GELU: ("approximate",),
-         **{kind: attributes for kind, (_, attributes) in MODULES.items() if attributes}}
+         nn.MaxPool2d: tuple(TWO_BY_TWO), **{kind: attributes(kind) for kind in MODULES}}
 
 
 class Names:

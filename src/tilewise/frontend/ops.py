@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..algorithms import ALGORITHMS
+from ..core.activations import by_mask
 from ..core.errors import InvalidProblem
 from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
@@ -47,8 +48,9 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
         padding: As in torch, or (top, bottom, left, right).
         dilation: As in torch.
         groups: As in torch.
-        activation: "relu", "relu6", "leaky_relu", "silu", "gelu", "sigmoid", "tanh" or "hardswish",
-            as in `torch.nn.functional`.
+        activation: "relu", "relu6", "leaky_relu", "elu", "silu", "gelu", "gelu_tanh", "mish",
+            "sigmoid", "tanh", "hardswish", "hardsigmoid" or "clamp", as in `torch.nn.functional`;
+            with numbers, "leaky_relu:0.2", "elu:0.5" or "clamp:-1:1".
         residual: A tensor of the output's shape before pooling.
         pool: Side of the max-pooling windows, and their stride; 1 is none.
         algorithm: One of `tilewise.algorithms()`, instead of the planner's choice.
@@ -154,7 +156,7 @@ def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int],
 
 def _with_gradient(activation: str | None, pool: int) -> tuple[str | None, int]:
     """The beginning of the tail that can be fused where a gradient is asked for."""
-    if activation not in (None, "relu"):
+    if not by_mask(activation):
         return None, 1
     return activation, pool if pool == 2 else 1
 
@@ -329,7 +331,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     y, mask = output if isinstance(output, tuple) else (output, None)
     if mask is not None:
         ctx.mark_non_differentiable(mask)
-    if mask is None and (activation not in (None, "relu") or pool != 1):
+    if mask is None and (not by_mask(activation) or pool != 1):
         raise InvalidProblem(f"activation is {activation} and pool is {pool}, needs relu and no "
                              "pool where the operator itself is to be differentiated; "
                              "tilewise.conv2d takes all of them")

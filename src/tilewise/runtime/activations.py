@@ -10,13 +10,12 @@ from torch.nn import functional as F
 
 from ..core.activations import parsed
 
-NUMBERS = {"leaky_relu": ("negative_slope",), "elu": ("alpha",), "clamp": ("min_val", "max_val")}
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "clamp": F.hardtanh, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+INTERNAL = ("scale", "input_scale")  # arguments of torch's inner functions
 
 
 def applied(step: str) -> Callable[[Tensor], Tensor]:
     """The function that a step names."""
     row, numbers = parsed(step)
-    function = FUNCTIONS.get(row.name) or getattr(F, row.name)
-    return partial(function, **dict(zip(NUMBERS.get(row.name, ()), numbers)))
+    fixed = {name: value for name, value in row.fixed if name not in INTERNAL}
+    return partial(getattr(F, row.function or row.name), **fixed,
+                   **dict(zip(row.arguments, numbers, strict=True)))
