@@ -2,14 +2,16 @@
 
     python benchmarks/zoo.py -o zoo.json                     # all; wants a quiet machine, an hour
     python benchmarks/zoo.py resnet50 yolov8n --rounds 9
-    python benchmarks/zoo.py resnet50 --no-compile
+    python benchmarks/zoo.py resnet50 --no-compile --against onnxruntime openvino
     python benchmarks/zoo.py --draw zoo.json docs/images/zoo.png  # measures nothing
 
 Each model runs in a process of its own. Its contenders take turns: torch as it is, torch with
 channels-last, `torch.compile` with channels-last and frozen weights, and `tilewise.optimize(model,
-image)`, all in float32 on the same threads. The ratio is the least time of torch's best form over
-ours: above 1 tilewise is faster. By rounds it is the median of the ratios within a round. The first
-call's seconds are told too: a user waits for them. No speed is told where our result is wrong.
+image)`, all in float32 on the same threads. The models of the picture also run in the other engines
+that are named; openvino_default takes bfloat16 where it can. The ratio is the least time of torch's
+best form over ours: above 1 tilewise is faster. By rounds it is the median of the ratios within a
+round. The first call's seconds are told too: a user waits for them. No speed is told where our
+result is wrong.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ os.environ.setdefault("TORCHINDUCTOR_FREEZING", "1")
 
 import torch
 from torch import Tensor, nn
+from zoo_engines import ENGINES, engines
 from zoo_models import ZOO, settle, tensors
 
 import tilewise
@@ -44,6 +47,7 @@ from tilewise.bench.svg import FAINT, INK, Drawing
 from tilewise.frontend.dynamo import has_compiler
 from tilewise.planner.measure import interleaved
 
+FORMS = ("eager", "channels_last", "compiled")  # of torch
 # of the picture: gains, ties and losses of every kind of network
 SHOWN = {"vgg16": "VGG16", "unet": "U-Net", "sd_vae": "SD autoencoder", "esrgan": "ESRGAN",
          "resnet18": "ResNet-18", "resnet50": "ResNet-50", "yolov8n": "YOLOv8n",
@@ -52,6 +56,7 @@ SHOWN = {"vgg16": "VGG16", "unet": "U-Net", "sd_vae": "SD autoencoder", "esrgan"
          "shufflenet_v2_x1_0": "ShuffleNetV2"}
 TIE, LOSS = 0.05, "#1c7ed6"  # differences of less are none; a colour
 TIMES, FLOOR = 10, 2e-5  # our error may be so many times torch's, or so large where torch's is less
+OTHERS = {"openvino_default": 0.1}  # what an engine's may be, where not 1e-3
 
 
 def contenders(model: nn.Module, x: Tensor, compiles: bool) -> dict[str, Callable[[], Any]]:
@@ -81,13 +86,16 @@ def error(y: Any, exact: Tensor) -> float:
     return float((flat(y) - exact).norm() / exact.norm())
 
 
-def measured(name: str, rounds: int, threads: int, compiles: bool) -> dict[str, Any]:
+def measured(name: str, rounds: int, threads: int, compiles: bool,
+             against: list[str]) -> dict[str, Any]:
     """A model's times and errors."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     entry = ZOO[name]
     model, x = settle(entry.make()).eval(), torch.randn(1, *entry.shape)
     first, errors, runs = {}, {}, contenders(model, x, compiles)
+    if name in SHOWN:
+        runs.update(engines(against, model, x, threads))
     with torch.no_grad():
         exact = flat(copy.deepcopy(model).double()(x.double()))
         for who, run in list(runs.items()):
@@ -101,10 +109,12 @@ def measured(name: str, rounds: int, threads: int, compiles: bool) -> dict[str, 
                 del runs[who]
                 continue
             first[who] = time.perf_counter() - start
+            if who in ENGINES and not errors[who] <= OTHERS.get(who, 1e-3):
+                del runs[who]
         if not errors["tilewise"] <= max(FLOOR, TIMES * errors["eager"]):
             return {"subject": name, "error": errors, "wrong": True}
         times = dict(zip(runs, interleaved(list(runs.values()), rounds, 0.1, 60), strict=True))
-    best = min((who for who in runs if who != "tilewise"), key=lambda who: times[who].minimum)
+    best = min((who for who in FORMS if who in times), key=lambda who: times[who].minimum)
     paired = [theirs / ours for theirs, ours in zip(times[best].samples, times["tilewise"].samples,
                                                     strict=True)]
     return {"subject": name, "shape": list(x.shape), "best": best,
@@ -116,7 +126,8 @@ def measured(name: str, rounds: int, threads: int, compiles: bool) -> dict[str, 
 
 def in_process(name: str, args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", name, "--rounds", str(args.rounds), "--threads",
-               str(args.threads), *(["--no-compile"] if args.no_compile else [])]
+               str(args.threads), *(["--no-compile"] if args.no_compile else []),
+               "--against", *args.against]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=args.limit,
                               check=False)
@@ -170,6 +181,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=int, default=900, help="seconds for each model")
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--against", nargs="*", choices=ENGINES, default=[])
     parser.add_argument("-o", "--output", type=Path, help="a result file to write")
     parser.add_argument("--draw", nargs=2, type=Path, metavar=("RESULTS", "PICTURE"),
                         help="draw a result file")
@@ -181,7 +193,8 @@ def main() -> None:
     compiles = not args.no_compile and has_compiler()
     if args.one:
         warnings.filterwarnings("ignore")
-        print(json.dumps(measured(args.one, args.rounds, args.threads, compiles)))
+        print(json.dumps(measured(args.one, args.rounds, args.threads, compiles,
+                                 args.against)))
         return
     unknown = set(args.models) - set(ZOO)
     if unknown:

@@ -31,7 +31,7 @@ def table(result: dict[str, Any], part: str | None = None) -> str:
         return _answer(next(row for row in result["rows"] if row["name"] == part))
     if part == "headline":
         return _headline(result)
-    lines = KINDS[result["kind"]](result)
+    lines = _zoo_engines(result) if part == "engines" else KINDS[result["kind"]](result)
     return "\n".join(["", *lines, "", _origin(result), "", "```", result["command"], "```", "", ""])
 
 
@@ -214,6 +214,22 @@ def _zoo(result: dict[str, Any]) -> list[str]:
                      f"{row['best'].replace('_', '-')} | {median['eager'] * 1e3:.3g} | "
                      f"{first['tilewise']:.1f} | {_format(first.get('compiled'), 1, '.0f')} |")
     return [*lines, "", _zoo_mean(result)]
+
+
+ENGINES = {"eager": "eager", "channels_last": "channels-last", "compiled": "`torch.compile`",
+           "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO f32",
+           "openvino_default": "OpenVINO, its default", "tilewise": "**tilewise**"}
+
+
+def _zoo_engines(result: dict[str, Any]) -> list[str]:
+    """The models that ran in other engines too: median milliseconds."""
+    lines = [f"| model, ms | {' | '.join(ENGINES.values())} |",
+             "|---|" + "--:|" * len(ENGINES)]
+    rows = [row for row in result["rows"] if set(row["median"]) - {"tilewise", *list(ENGINES)[:3]}]
+    for row in sorted(rows, key=lambda row: -row["by_rounds"]):
+        cells = [_format(row["median"].get(who), 1e3, ".3g") for who in ENGINES]
+        lines.append(f"| {row['subject']} | {' | '.join(cells)} |")
+    return lines
 
 
 def _zoo_mean(result: dict[str, Any]) -> str:
