@@ -18,8 +18,8 @@ from zoo_models import ZOO, settle
 
 import tilewise
 from tilewise.core import Problem
+from tilewise.kernels.activations import applied
 from tilewise.planner.measure import interleaved
-from tilewise.runtime.activations import applied
 from tilewise.runtime.engine import random_operands
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.runtime.activations import applied
+from tilewise.kernels.activations import applied
 
 PLANES, LAST = torch.contiguous_format, torch.channels_last
 

@@ -24,10 +24,10 @@ from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.reference import data_gradient
 from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule, Target
 from tilewise.core.activations import ACTIVATIONS, parsed
+from tilewise.kernels.activations import applied
 from tilewise.kernels.cpu import launch, threads
 from tilewise.planner.planner import inner_problem
 from tilewise.runtime import masks
-from tilewise.runtime.activations import applied
 from tilewise.runtime.executable import mirror
 
 GENERATED: dict[str, Algorithm] = {
@@ -280,9 +280,9 @@ def _any_problem(rng: random.Random) -> Problem:
     padding = (0, 0, 0, 0) if bare else _padding(rng, *spans)
     h, w = (rng.choice((rng.randint(1, 9), rng.randint(1, 20), rng.randint(10, 70)))
             for _ in range(2))
-    activation = rng.choice((None, "relu", rng.choice(STEPS)))
-    epilogue = Epilogue(rng.random() < 0.5, rng.random() < 0.3, activation,
-                        rng.choice((1, 1, 1, 2)))
+    bias, residual = rng.random() < 0.5, rng.random() < 0.3
+    activation = rng.choice((None, "relu", STEPS[(c + 3 * h + 7 * w) % len(STEPS)]))
+    epilogue = Epilogue(bias, residual, activation, rng.choice((1, 1, 1, 2)))
     return Problem(rng.randint(0, 3), c, h, w, k, r, s, stride, padding, dilation, groups,
                    epilogue=epilogue)
 

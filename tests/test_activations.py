@@ -17,9 +17,9 @@ from tilewise.core import Epilogue, InvalidProblem, Problem, Target
 from tilewise.core.activations import ACTIVATIONS, parsed
 from tilewise.core.isa import available
 from tilewise.frontend.activations import of_call, of_module
+from tilewise.kernels.activations import applied
 from tilewise.kernels.cpu.epilogue import EMITTERS
 from tilewise.planner.planner import inner_problem
-from tilewise.runtime.activations import applied
 
 # channels that fill no whole vector; every algorithm accepts one of them
 SHAPES = [Problem.parse(f"n1{text}_f32_forward") for text in (

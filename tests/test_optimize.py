@@ -11,9 +11,11 @@ import torch
 import torch._inductor.config
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten
 
 import tilewise
 from tilewise.frontend import dynamo, variants
+from tilewise.frontend.capture import Capture
 from tilewise.frontend.captured import all_captured, blocks
 from tilewise.frontend.tuning import observe
 from tilewise.models import MODELS, lenet_a, lenet_b, resnet18, resnet50, vgg11, vgg11_bn
@@ -521,3 +523,32 @@ def test_fewer_pieces_than_asked_for():
     model, x = Cut().eval(), torch.randn(1, 3, 9, 9)
     assert len(model.conv(x).chunk(4, 1)) == 3
     assert error(tilewise.optimize(model)(x), model(x).double()) < 1e-5
+
+
+class Garbage:
+    """In a cycle, so that only the collector frees it, with a finalizer that no graph has."""
+
+    freed = 0
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        Garbage.freed += 1
+
+
+def test_garbage_of_others_is_not_the_models():
+    """A collection in the middle of tracing runs finalizers, which write to whatever they like."""
+    model, x = resnet18().eval(), torch.randn(1, 3, 64, 64)
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(3):
+            junk = [Garbage() for _ in range(200)]
+            del junk
+            capture = Capture(model, *tree_flatten(((x,), {})), None)
+            assert capture.opaque == []
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert Garbage.freed == 600

@@ -25,9 +25,9 @@ from torch.nn import functional as F
 import tilewise
 from tilewise.core import Problem, Target
 from tilewise.frontend.ops import ENGINE
+from tilewise.kernels.activations import applied
 from tilewise.kernels.cpu import threads
 from tilewise.planner.measure import interleaved
-from tilewise.runtime.activations import applied
 from tilewise.runtime.engine import random_operands
 
 LAST = torch.channels_last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.activations import ACTIVATIONS
 from ..core.algorithm import Algorithm, accumulation_error
 from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
@@ -16,7 +17,7 @@ class Reference(Algorithm):
     name = "reference"
     device = None
     directions = frozenset(DIRECTIONS)
-    fuses = frozenset({"bias", "residual", "relu"})
+    fuses = frozenset({"bias", "residual", *ACTIVATIONS})
     layouts = frozenset({"nhwc", "nchw"})
     takes = "tensors"
 
@@ -61,6 +62,8 @@ def convolve(p: Problem, x: Any, weight: Any, bias: Any = None, residual: Any = 
     """The problem in float64, term by term as it is defined."""
     import torch
 
+    from ..kernels.activations import applied
+
     w = weight.double().unflatten(0, (p.groups, p.group_k))
     y = torch.zeros(x.shape[0], p.groups, p.group_k, p.conv_h, p.conv_w, dtype=torch.float64)
     for r, s, seen in taps(p, _padded(p, x)):
@@ -71,7 +74,7 @@ def convolve(p: Problem, x: Any, weight: Any, bias: Any = None, residual: Any = 
     if p.epilogue.residual:
         y += residual.double()
     if p.epilogue.activation:
-        y = getattr(torch.nn.functional, p.epilogue.activation)(y)
+        y = applied(p.epilogue.activation)(y)
     return torch.nn.functional.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y
 
 

@@ -16,7 +16,7 @@ from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..frontend.dynamo import has_compiler
 from ..frontend.optimize import optimize
-from ..runtime.activations import applied
+from ..kernels.activations import applied
 from .subjects import Layer, Subject
 
 

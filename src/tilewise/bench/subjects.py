@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from ..core.errors import InvalidProblem, TilewiseError
 from ..core.problem import Problem
+from ..kernels.activations import applied
 from ..models import MODELS
-from ..runtime.activations import applied
 from ..runtime.engine import DTYPES, random_operands
 
 SHAPES = {"lenet_a": (1, 86, 86), "lenet_b": (1, 70, 70)}  # of an image; others are as below

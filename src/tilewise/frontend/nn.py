@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.errors import TilewiseError
-from ..runtime.activations import applied
+from ..kernels.activations import applied
 from ..runtime.weights import Norm, fold
 from .again import Again, Calls, can_repeat, form, settings
 from .ops import call_again, conv2d, conv2d_norm

@@ -15,8 +15,8 @@ from ..core.errors import InvalidProblem
 from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
 from ..kernels import precision
+from ..kernels.activations import applied
 from ..kernels.cpu.masks import pixel_bytes
-from ..runtime.activations import applied
 from ..runtime.engine import DTYPES, Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_with_norm

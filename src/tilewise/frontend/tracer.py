@@ -6,6 +6,7 @@ besides tensors becomes a guard, whatever a graph could not repeat is refused.
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -85,7 +86,7 @@ class Tracer(fx.Tracer):
     def _traced(self, args: Any, kwargs: Any) -> Any:
         state = np.random.get_state()
         try:
-            with LOCK, self._patched(), _Functions(self), self.watch:
+            with LOCK, _no_collection(), self._patched(), _Functions(self), self.watch:
                 if type(self.root) is nn.Conv2d:
                     return self.proxy(self._leaf(self.root, args, kwargs))
                 result = self.call_module(self.root, None, args, kwargs)
@@ -277,6 +278,18 @@ def is_torchs(module: nn.Module) -> bool:
     home = type(module).__module__
     return (home.startswith("torch.") and not isinstance(module, nn.Sequential)
             and type(module).__name__ != "Module")
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Finalizers of what is garbage elsewhere are none of the model's code."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _modes() -> tuple[Any, ...]:

@@ -14,10 +14,10 @@ from ..core.algorithm import Algorithm
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..kernels import precision
+from ..kernels.activations import applied
 from ..kernels.cpu import memory
 from ..kernels.cpu.threads import alone_after_fork
 from . import masks
-from .activations import applied
 from .pooling import max_pool
 from .turning import LAYOUTS, copied, laid_out
 
