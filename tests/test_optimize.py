@@ -540,15 +540,16 @@ class Garbage:
 def test_garbage_of_others_is_not_the_models():
     """A collection in the middle of tracing runs finalizers, which write to whatever they like."""
     model, x = resnet18().eval(), torch.randn(1, 3, 64, 64)
-    before = gc.get_threshold()
-    gc.set_threshold(1)
+    before, Garbage.freed = gc.get_threshold(), 0
     try:
-        for _ in range(3):
-            junk = [Garbage() for _ in range(200)]
-            del junk
+        for later in range(100, 3000, 200):  # allocations until the collector comes
+            gc.set_threshold(100_000)
+            for _ in range(200):
+                Garbage()
+            gc.set_threshold(gc.get_count()[0] + later)
             capture = Capture(model, *tree_flatten(((x,), {})), None)
             assert capture.opaque == []
     finally:
         gc.set_threshold(*before)
     gc.collect()
-    assert Garbage.freed == 600
+    assert Garbage.freed == 15 * 200
