@@ -56,7 +56,7 @@ class CpuDirect(CpuAlgorithm):
                      **on_matrix(t, (0, 1, 3, 6)))
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        return _default(p.with_(frozen=False), t.with_(threads=1))
+        return _default(p, t.with_(threads=1))
 
     def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
         return (self.default(p, t), *matrix_direct.defaults(p, t))

@@ -46,11 +46,11 @@ class CpuDirectWeight(CpuAlgorithm):
                      **on_matrix(t, (0, 1, 3, 6)))
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        return _default(p.with_(frozen=False), t, 0)
+        return _default(p, t, 0)
 
     def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
         offered = (0, 6, 3, 1) if t.row.matrix else (0,)
-        return tuple(_default(p.with_(frozen=False), t, products) for products in offered)
+        return tuple(_default(p, t, products) for products in offered)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         c, k = padded(t, s, p.r * p.s * p.group_c, p.group_k)

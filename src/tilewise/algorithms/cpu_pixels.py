@@ -46,7 +46,7 @@ class CpuPixels(CpuAlgorithm):
                      unroll=(1, 2, 4, 8), block_rows=ROWS)
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        return _default(p.with_(frozen=False), t.with_(threads=1))
+        return _default(p, t.with_(threads=1))
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         row_vectors = math.ceil(p.conv_w / t.lanes)

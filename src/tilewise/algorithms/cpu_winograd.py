@@ -73,12 +73,12 @@ class CpuWinograd(CpuAlgorithm):
                      k_parts=(1, 2, 4), streaming=(False, True), **on_matrix(t, (0, 1, 3, 6)))
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        return _default(p.with_(frozen=False), t, 0)
+        return _default(p, t, 0)
 
     def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
         # one product alone errs too much after the transforms
         offered = (0, 6, 3) if t.row.matrix else (0,)
-        return tuple(_default(p.with_(frozen=False), t, products) for products in offered)
+        return tuple(_default(p, t, products) for products in offered)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu import winograd_prepare, winograd_prepare_amx

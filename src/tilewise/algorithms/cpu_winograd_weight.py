@@ -56,12 +56,12 @@ class CpuWinogradWeight(CpuAlgorithm):
                      **on_matrix(t, (0, 1, 3, 6)))
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        return _default(p.with_(frozen=False), t, 0)
+        return _default(p, t, 0)
 
     def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
         # one product alone errs too much after the transforms
         offered = (0, 6, 3) if t.row.matrix else (0,)
-        return tuple(_default(p.with_(frozen=False), t, products) for products in offered)
+        return tuple(_default(p, t, products) for products in offered)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         return _near_cost(p, t, s) if products(s) or s.order == "bands" else _cost(p, t, s)

@@ -67,7 +67,7 @@ def defaults(p: Problem, t: Target) -> tuple[Schedule, ...]:
     """One for each number of products."""
     if not possible(p, t):
         return ()
-    p = p.with_(frozen=False)
+    p = p
     return tuple(_default(p, t.with_(threads=1), products) for products in (6, 3, 1))
 
 

@@ -103,4 +103,4 @@ class Filter:
         return "_".join(words)
 
 
-FIXED = ("layout", "direction", "epilogue", "frozen")  # of a Problem, the same for every filter
+FIXED = ("layout", "direction", "epilogue")  # of a Problem, the same for every filter

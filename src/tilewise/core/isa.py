@@ -24,7 +24,6 @@ class Isa:
     cpu: str  # LLVM's name of the baseline
     features: str  # LLVM feature string on top of it
     units: int = 2  # multiply-add instructions that can start in a cycle
-    falls_back_to: str | None = "generic"
     matrix: bool = False  # tiles of bfloat16 products, beside the vectors
 
 
@@ -38,13 +37,13 @@ _TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # numbers of the Linux system call
 
 ISA_ROWS = (
-    Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, 2, "avx512", matrix=True),
-    Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, 2, "avx2"),
+    Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=True),
+    Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE),
     Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
-    Isa("neon", ("aarch64", "arm64"), frozenset(), 4, 32, True, True, "generic", "+neon", 2, None),
-    Isa("generic", _X86, frozenset(), 4, 16, False, False, "x86-64", "", 1, None),
+    Isa("neon", ("aarch64", "arm64"), frozenset(), 4, 32, True, True, "generic", "+neon"),
+    Isa("generic", _X86, frozenset(), 4, 16, False, False, "x86-64", "", 1),
     # one float at a time: never chosen, the lowest rung of the ladder
-    Isa("scalar", _X86, _NONE, 1, 16, False, False, "x86-64", "", 1, None),
+    Isa("scalar", _X86, _NONE, 1, 16, False, False, "x86-64", "", 1),
 )
 
 ISA = {row.name: row for row in ISA_ROWS}

@@ -102,7 +102,6 @@ class Problem:
         layout: "nhwc" (channels-last) or "nchw".
         direction: "forward", "backward_data" or "backward_weight".
         epilogue: What follows the convolution.
-        frozen: The weight will not change between calls.
 
     >>> Problem.parse("n8c64h224w224k64r3s3p1_f32_forward+bias+relu").out_h
     224
@@ -123,7 +122,6 @@ class Problem:
     layout: str = "nhwc"
     direction: str = "forward"
     epilogue: Epilogue = field(default_factory=Epilogue)
-    frozen: bool = False  # the weight will not change between calls
 
     def __post_init__(self) -> None:
         complaints = list(self._complaints())
@@ -274,7 +272,7 @@ class Problem:
     @property
     def compiled(self) -> Problem:
         """What code depends on: not the batch."""
-        return self.with_(n=1, frozen=False)
+        return self.with_(n=1)
 
     def with_(self, **changes: object) -> Problem:
         """A copy with some fields changed."""
@@ -324,7 +322,6 @@ def _print(p: Problem) -> str:
     words = [shape, p.dtype]
     words += [p.layout] if p.layout != "nhwc" else []
     words += [p.direction]
-    words += ["frozen"] if p.frozen else []
     return "_".join(words) + str(p.epilogue)
 
 
@@ -335,7 +332,7 @@ _GRAMMAR = re.compile(
     rf"(?:p(?P<p>{_SIDES}(?:x{_SIDES})?))?"
     r"(?:d(?P<d>\d+(?:x\d+)?))?(?:g(?P<g>\d+))?"
     r"_(?P<dtype>[a-z]+\d+)(?:_(?P<layout>nchw|nhwc))?_(?P<direction>forward|backward_data|"
-    r"backward_weight)(?P<frozen>_frozen)?(?P<epilogue>(?:\+\w+(?::[-.\w]+)*)*)"
+    r"backward_weight)(?P<epilogue>(?:\+\w+(?::[-.\w]+)*)*)"
 )
 
 
@@ -366,5 +363,4 @@ def _parse(text: str) -> Problem:
         padding=(*_both_sides(vertical), *_both_sides(horizontal)),
         dilation=(int(d[0]), int(d[1])), groups=int(field_["g"] or 1), dtype=field_["dtype"],
         layout=field_["layout"] or "nhwc", direction=field_["direction"],
-        frozen=bool(field_["frozen"]),
         epilogue=Epilogue.of(tuple(field_["epilogue"].split("+")[1:])))

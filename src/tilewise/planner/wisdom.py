@@ -66,7 +66,7 @@ def key(p: Problem, t: Target, max_error: float | None = None, bits: int = 0) ->
     The batch is in powers of two, since no kernel compiles it in.
     """
     asked = "" if max_error is None else f"{WITHIN}{max_error:.1e} {bits} bits"
-    return f"{p.with_(n=bucket(p), frozen=False)} on {t} l2={t.l2 >> 10}k{asked}"
+    return f"{p.with_(n=bucket(p))} on {t} l2={t.l2 >> 10}k{asked}"
 
 
 def bucket(p: Problem) -> int:

@@ -179,7 +179,6 @@ def _step(name: str, plan: Plan) -> Step:
 
 
 STEPS: dict[str, Step] = {
-    "bias": lambda y, bias, residual: y.add_(bias[:, None, None]),
     "residual": lambda y, bias, residual: y.add_(residual),
     "relu": lambda y, bias, residual: y.relu_(),
     "to_nchw": lambda y, bias, residual: copied(y, "nchw"),

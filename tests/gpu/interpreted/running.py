@@ -102,6 +102,7 @@ def run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands,
 def check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str = "floats",
           seed: int = 0) -> float:
     """The error over the declared bound; raises where it is above one, or integers differ."""
+    p = p.with_(epilogue=inner_problem(algorithm, p).epilogue)  # what it fuses
     o, dy = drawn(p, kind, seed)
     want, scale = expected(p, o, dy)
     y = run(algorithm, p, t, s, o, dy)
