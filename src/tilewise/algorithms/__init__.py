@@ -4,13 +4,17 @@ from ..core.algorithm import Algorithm
 from .cpu_depthwise import CpuDepthwise
 from .cpu_depthwise_weight import CpuDepthwiseWeight
 from .cpu_direct import CpuDirect
+from .cpu_direct_matrix import CpuDirectMatrix
 from .cpu_direct_weight import CpuDirectWeight
+from .cpu_direct_weight_matrix import CpuDirectWeightMatrix
 from .cpu_few_rows import CpuFewRows
 from .cpu_linear import CpuLinear
 from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
 from .cpu_winograd import CpuWinograd
+from .cpu_winograd_matrix import CpuWinogradMatrix
 from .cpu_winograd_weight import CpuWinogradWeight
+from .cpu_winograd_weight_matrix import CpuWinogradWeightMatrix
 from .filter_direct import FilterDirect
 from .filter_fft import FilterFft
 from .filter_separable import FilterSeparable
@@ -26,9 +30,19 @@ ALGORITHMS: list[Algorithm] = [
     CpuWinograd(),
     CpuPixels(),
     CpuDirect(),
+    CpuWinogradMatrix(6),
+    CpuWinogradMatrix(3),
+    CpuDirectMatrix(6),
+    CpuDirectMatrix(3),
+    CpuDirectMatrix(1),
     CpuDepthwiseWeight(),
     CpuWinogradWeight(),
     CpuDirectWeight(),
+    CpuWinogradWeightMatrix(6),
+    CpuWinogradWeightMatrix(3),
+    CpuDirectWeightMatrix(6),
+    CpuDirectWeightMatrix(3),
+    CpuDirectWeightMatrix(1),
     GpuImplicitGemm(),
     GpuImplicitGemm("bf16x6"),
     GpuImplicitGemm("tf32x3"),
@@ -50,7 +64,10 @@ FILTERS: list[Algorithm] = [
 
 # of linear layers
 LINEAR: list[Algorithm] = [
-    CpuLinear(),
+    CpuLinear(3),
+    CpuLinear(1),
     CpuFewRows(),
+    CpuFewRows(24),
+    CpuFewRows(16),
     TorchLinear(),
 ]

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from ..core.activations import ACTIVATIONS
-from ..core.algorithm import Algorithm, split_bits
+from ..core.algorithm import Algorithm
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
-
-MATRIX_SIDE = 16  # rows of a tile of the matrix unit
-MATRIX_PARTS = {0: 0, 1: 1, 3: 2, 6: 3}  # bfloat16 parts of a float, by the products of them
 
 
 class CpuAlgorithm(Algorithm):
     """An algorithm whose kernel is a module of kernels/cpu with a `Geometry` and a `make`."""
 
     fuses = frozenset({"bias", "residual", *ACTIVATIONS})
-    kernel: str  # the module's name; imported when something is built
+    more: tuple[int, ...] = ()  # what its kernel is told besides problem and schedule
+
+    def kernel(self) -> Any:
+        """The module; imported when something is built."""
+        raise NotImplementedError
 
     def seen_by_kernel(self, p: Problem) -> Problem:
         """The problem in the kernel's terms."""
@@ -29,50 +29,17 @@ class CpuAlgorithm(Algorithm):
         return int(self._geometry(p, t, s).scratch_bytes(t.threads))
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import direct_prepare_amx, memory
+        from ..kernels.cpu import memory
 
-        if products(s):
-            return direct_prepare_amx.prepare(p, t, self.weight_form(s), weight)
         return memory.keep(self._geometry(p, t, s).pack_weight(weight))
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         from ..kernels.cpu.launch import launcher
 
-        return launcher(self._module(s).make, self._seen(p, s), s, t.row)
-
-    def bits(self, s: Schedule) -> int:
-        return split_bits(products(s))
+        return launcher(self.kernel().make, self.seen_by_kernel(p), s, t.row, *self.more)
 
     def _geometry(self, p: Problem, t: Target, s: Schedule) -> Any:
-        return self._module(s).Geometry(self._seen(p, s), s, t.lanes)
-
-    def _seen(self, p: Problem, s: Schedule) -> Problem:
-        return as_pixels(p) if products(s) else self.seen_by_kernel(p)
-
-    def _module(self, s: Schedule) -> Any:
-        name = f"{self.kernel}_amx" if products(s) else self.kernel
-        return import_module(f"..kernels.cpu.{name}", __package__)
-
-
-def as_pixels(p: Problem) -> Problem:
-    """Each pixel as a row of its own, which the next image continues, where none is skipped."""
-    return p.with_(h=p.h * p.w, w=1) if is_pixelwise(p) else p
-
-
-def is_pixelwise(p: Problem) -> bool:
-    """Whether every pixel gives an output and sees nothing but itself."""
-    return ((p.r, p.s, p.stride, p.groups, p.epilogue.pool) == (1, 1, (1, 1), 1, 1)
-            and not any(p.padding))
-
-
-def on_matrix(t: Target, products: Any) -> dict[str, Any]:
-    """The tunable that only targets with a matrix unit have."""
-    return {"products": products} if t.row.matrix else {}
-
-
-def products(s: Schedule) -> int:
-    """Products of bfloat16 parts that make one product of floats; 0: none, plain float32."""
-    return int(s.get("products", 0))
+        return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes, *self.more)
 
 
 def cpu_f32_forward(p: Problem, t: Target) -> list[str]:

@@ -22,7 +22,11 @@ class CpuDepthwise(CpuAlgorithm):
 
     name = "cpu_depthwise"
     version = 1
-    kernel = "depthwise"
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import depthwise
+
+        return depthwise
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return cpu_f32_forward(p, t) + is_depthwise(p)

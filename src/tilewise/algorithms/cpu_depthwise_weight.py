@@ -20,9 +20,13 @@ class CpuDepthwiseWeight(CpuAlgorithm):
 
     name = "cpu_depthwise_weight"
     version = 1
-    kernel = "depthwise_weight"
     directions = frozenset({"backward_weight"})
     fuses = frozenset()
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import depthwise_weight
+
+        return depthwise_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return cpu_f32_weight(p, t) + is_depthwise(p)

@@ -6,13 +6,12 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import accumulation_error, split_error
+from ..core.algorithm import accumulation_error
 from ..core.cost import REGION, seconds, tile_cycles, traffic
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from . import matrix_direct
-from .common import CpuAlgorithm, cpu_f32_forward, fits, on_matrix, products, streams
+from .common import CpuAlgorithm, cpu_f32_forward, fits, streams
 
 TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1, 2), (1, 1),
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
@@ -24,21 +23,22 @@ class CpuDirect(CpuAlgorithm):
     """Packs padded rectangles of the input, multiplies them in register tiles."""
 
     name = "cpu_direct"
-    version = 4
-    kernel = "direct"
+    version = 5
     fuses = CpuAlgorithm.fuses | {"pool2"}
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import direct
+
+        return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return cpu_f32_forward(p, t)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        terms = p.group_c * p.r * p.s
-        return accumulation_error(terms) + split_error(products(s), terms)
+        return accumulation_error(p.group_c * p.r * p.s)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            if products(s):
-                return matrix_direct.legal(p, t, s)
             return (fits(t, s.tile_h * s.tile_w, s.vectors) and s.tile_h <= p.conv_h
                     and s.tile_w <= p.conv_w and p.group_c % s.split == 0
                     and s.k_parts <= math.ceil(p.group_k / (t.lanes * s.vectors))
@@ -47,25 +47,15 @@ class CpuDirect(CpuAlgorithm):
                     and not (s.streaming and (p.group_k % t.lanes or s.split > 1)))
 
         rows, cols = sorted({h for h, _ in TILES}), sorted({w for _, w in TILES})
-        blocks: tuple[int, ...] = ROWS
-        if t.row.matrix:
-            cols, blocks = sorted({*cols, *matrix_direct.PIXELS}), matrix_direct.ROWS
         return Space(legal, tile_h=tuple(rows), tile_w=tuple(cols), vectors=(1, 2, 3, 4),
-                     unroll=(1, 2, 4, 8), block_rows=blocks, block_cols=(1, 4, 16, 64, 1024),
-                     split=(1, 2, 4, 8), k_parts=(1, 2, 4, 8), streaming=(False, True),
-                     **on_matrix(t, (0, 1, 3, 6)))
+                     unroll=(1, 2, 4, 8), block_rows=ROWS, block_cols=(1, 4, 16, 64, 1024),
+                     split=(1, 2, 4, 8), k_parts=(1, 2, 4, 8), streaming=(False, True))
 
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p, t.with_(threads=1))
 
-    def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
-        return (self.default(p, t), *matrix_direct.defaults(p, t))
-
-    def weight_form(self, s: Schedule) -> Schedule:
-        return matrix_direct.weight_form(s) if products(s) else s
-
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
-        return matrix_direct.cost(p, t, s) if products(s) else _cost(p, t, s)
+        return _cost(p, t, s)
 
 
 def _rows(p: Problem, tile_h: int, block_rows: int) -> bool:
@@ -98,7 +88,7 @@ def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule
             continue
         s = Schedule(tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=_unroll(p), block_rows=1,
                      block_cols=_most_cols(p, tile_w), split=1, k_parts=1,
-                     streaming=streams(p, t) and p.group_k % t.lanes == 0, **on_matrix(t, 0))
+                     streaming=streams(p, t) and p.group_k % t.lanes == 0)
         found.append(_with_blocks(p, t, s))
     return found
 

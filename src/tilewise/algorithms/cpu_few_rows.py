@@ -13,8 +13,8 @@ from ..core.target import Target
 from .common import CpuAlgorithm, cpu_f32_forward
 from .cpu_linear import LEAST
 
-STORED = (32, 24, 16)  # bits of a weight in memory
-KEPT = {32: 24, 24: 16, 16: 8}  # leading bits of its value, of which the first is not stored
+# leading bits of a weight's value by those in memory, of which the first is not stored
+KEPT = {32: 24, 24: 16, 16: 8}
 NARROWEST = 256  # with fewer values a row, adding up lanes takes longer than reading them
 TOGETHER = 4  # rows that share the weights in registers
 AGAIN = 0.8  # of the time for the first of them that the next take
@@ -25,7 +25,17 @@ class CpuFewRows(CpuAlgorithm):
     """Reads the weight as it is, or rounded to 24 or 16 bits; products and sums are float32."""
 
     name = "cpu_few_rows"
-    kernel = "few_rows"
+    version = 2
+
+    def __init__(self, stored: int = 32) -> None:
+        self.stored, self.bits, self.more = stored, KEPT[stored], (stored,)
+        if stored < 32:
+            self.name = f"{self.name}_{stored}"
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import few_rows
+
+        return few_rows
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         reasons = cpu_f32_forward(p, t)
@@ -40,32 +50,26 @@ class CpuFewRows(CpuAlgorithm):
         return reasons
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return accumulation_error(p.c) + rounding_error(self.bits(s), p.c)
-
-    def bits(self, s: Any) -> int:
-        return KEPT[s.bits]
+        return accumulation_error(p.c) + rounding_error(self.bits, p.c)
 
     def weight_form(self, s: Any) -> Schedule:
-        return Schedule(bits=s.bits)
+        return Schedule()
 
     def space(self, p: Problem, t: Target) -> Space:
-        return Space(bits=STORED, streams=(2, 4, 8))
+        return Space(streams=(2, 4, 8))
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        return Schedule(bits=32, streams=4)
-
-    def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
-        return tuple(self.default(p, t).with_(bits=bits) for bits in STORED)
+        return Schedule(streams=4)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         cycles = p.n * p.k * p.c / t.lanes / t.row.units
         times = 1 + AGAIN * (math.ceil(p.n / TOGETHER) - 1)
         return seconds(t, cycles, p.image_bytes, 0,
-                       weights=TORCH * times * p.weight_bytes * s.bits / 32)
+                       weights=TORCH * times * p.weight_bytes * self.stored / 32)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu import few_rows_prepare
 
-        if s["bits"] == 32:
+        if self.stored == 32:
             return weight.contiguous()
-        return few_rows_prepare.prepare(p, t, self.weight_form(s), weight)
+        return few_rows_prepare.prepare(p, t, self.weight_form(s), weight, self.stored)

@@ -24,8 +24,12 @@ class CpuPixels(CpuAlgorithm):
 
     name = "cpu_pixels"
     version = 1
-    kernel = "pixels"
     layouts = frozenset({"nhwc", "nchw"})
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import pixels
+
+        return pixels
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         reasons = cpu_f32_forward(p, t)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.algorithm import accumulation_error, split_error
+from ..core.algorithm import accumulation_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from . import matrix_direct
-from .common import CpuAlgorithm, cpu_f32_forward, fits, on_matrix, products, streams
+from .common import CpuAlgorithm, cpu_f32_forward, fits, streams
 
+WIDTHS = (1, 2, 4, 6, 8, 12, 14, 24, 28)  # pixels of a register tile
 ALONE = 1.2  # times as long as cpu_direct takes to read the weights of one pixel, as measured
 
 
@@ -20,8 +20,12 @@ class CpuPointwise(CpuAlgorithm):
     """Lays all pixels of an image in one row; the kernel is that of cpu_direct."""
 
     name = "cpu_pointwise"
-    version = 3
-    kernel = "direct"
+    version = 4
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import direct
+
+        return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         reasons = cpu_f32_forward(p, t)
@@ -37,39 +41,24 @@ class CpuPointwise(CpuAlgorithm):
         return _in_a_row(p)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return accumulation_error(p.c) + split_error(products(s), p.c)
+        return accumulation_error(p.c)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            if products(s):
-                return matrix_direct.legal(p, t, s)
-            return (s.block_rows == 1 and fits(t, s.tile_w, s.vectors)
+            return (fits(t, s.tile_w, s.vectors)
                     and s.tile_w <= _in_a_row(p).conv_w
                     and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
                     and not (s.streaming and p.k % t.lanes))
 
-        widths: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 14, 24, 28)
-        rows: tuple[int, ...] = (1,)
-        if t.row.matrix:
-            widths, rows = (*widths, *matrix_direct.PIXELS), matrix_direct.ROWS
-        return Space(legal, tile_h=(1,), tile_w=widths, vectors=(1, 2, 3, 4),
-                     unroll=(1, 2, 4, 8), block_rows=rows, block_cols=(1, 2, 4, 8, 16, 32),
-                     split=(1,), k_parts=(1, 2, 4, 8), streaming=(False, True),
-                     **on_matrix(t, (0, 1, 3, 6)))
+        return Space(legal, tile_h=(1,), tile_w=WIDTHS, vectors=(1, 2, 3, 4),
+                     unroll=(1, 2, 4, 8), block_rows=(1,), block_cols=(1, 2, 4, 8, 16, 32),
+                     split=(1,), k_parts=(1, 2, 4, 8), streaming=(False, True))
 
     def default(self, p: Problem, t: Target) -> Schedule:
         wide = t.with_(threads=4)  # the same for every number of threads
         return min(_likely(p, t), key=lambda s: self.cost(p, wide, s))
 
-    def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
-        return (self.default(p, t), *matrix_direct.defaults(p, t))
-
-    def weight_form(self, s: Schedule) -> Schedule:
-        return matrix_direct.weight_form(s) if products(s) else s
-
     def cost(self, p: Problem, t: Target, s: Any) -> float:
-        if products(s):
-            return matrix_direct.cost(p, t, s)
         q = _in_a_row(p)
         k_vectors, cols = math.ceil(p.k / t.lanes), math.ceil(q.conv_w / s.tile_w)
         one = tile_cycles(t, max(1, round(q.conv_w / cols)), s.vectors, p.c)
@@ -88,7 +77,7 @@ def _in_a_row(p: Problem) -> Problem:
 
 def _likely(p: Problem, t: Target) -> list[Schedule]:
     width, found = _in_a_row(p).conv_w, []
-    for tile in (1, 2, 4, 6, 8, 12, 14, 24, 28):
+    for tile in WIDTHS:
         for vectors in (1, 2, 3, 4):
             if fits(t, tile, vectors) and tile <= width and (vectors - 1) * t.lanes < p.k:
                 found.append(_with_blocks(p, t, tile, vectors))
@@ -106,4 +95,4 @@ def _with_blocks(p: Problem, t: Target, tile: int, vectors: int) -> Schedule:
     parts = next((k for k in (1, 2, 4, 8) if k * tasks >= 8 or 2 * k > k_blocks), 1)
     return Schedule(tile_h=1, tile_w=tile, vectors=vectors, unroll=4, block_rows=1,
                     block_cols=block, split=1, k_parts=parts,
-                    streaming=streams(p, t) and p.k % t.lanes == 0, **on_matrix(t, 0))
+                    streaming=streams(p, t) and p.k % t.lanes == 0)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import EPS32, split_error
+from ..core.algorithm import EPS32
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from . import matrix_weight
-from .common import CpuAlgorithm, cpu_f32_weight, fits, on_matrix, products
+from .common import CpuAlgorithm, cpu_f32_weight, fits
 from .cpu_winograd import FAR, NEAR, growth, operations, stride_one, tile_sizes
 
 SIZES = (1, 2, 3, 4, 5, 6)
@@ -20,6 +20,7 @@ SHARE = 64 << 20  # bytes of images that stay in the last cache
 FARTHER = 4.5  # bytes a cycle that a core gets of larger ones
 TILES = tuple(range(1, 129))  # a longer sum in registers would round worse
 BLOCKS = (1, 2, 4, 8, 16)
+ORDERS = ("parts", "bands", "shared")
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -27,49 +28,52 @@ class CpuWinogradWeight(CpuAlgorithm):
     """Tiles of the input against tiles of the gradient, summed in blocks."""
 
     name = "cpu_winograd_weight"
-    version = 1
-    kernel = "winograd_weight"
+    version = 2
     directions = frozenset({"backward_weight"})
     fuses = frozenset()
     exact_on_integers = False
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import winograd_weight
+
+        return winograd_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return cpu_f32_weight(p, t) + stride_one(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
-        tiles = p.n * _tiles(p, s)
+        tiles = p.n * tiles_of(p, s)
         depth = math.sqrt(s.tiles) + math.sqrt(tiles / s.tiles)
-        error = EPS32 * (2 + depth) + split_error(products(s), max(1, tiles))
-        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * error
+        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * EPS32 * (2 + depth)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            return (tile_fits(t, s) and (s.vectors - 1) * t.lanes < p.c
-                    and s.tile_h * s.tile_w > 1
-                    and (p.r > 1 or s.tile_h == 1) and (p.s > 1 or s.tile_w == 1)
-                    and (s.order == "shared" or s.blocks == 1)
-                    and (s.order != "shared" or s.parts == 1))
+            return tile_fits(t, s) and is_legal(p, t, s)
 
-        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=("parts", "bands", "shared"),
-                     tiles=all_tiles(t), blocks=BLOCKS, parts=PARTS, rows=(1, 2, 4, 8, 16),
-                     vectors=(1, 2, 3, 4, 5, 6), unroll=(1, 2, 4),
-                     **on_matrix(t, (0, 1, 3, 6)))
+        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=ORDERS, tiles=TILES, blocks=BLOCKS,
+                     parts=PARTS, rows=(1, 2, 4, 8, 16), vectors=(1, 2, 3, 4, 5, 6),
+                     unroll=(1, 2, 4))
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        return _default(p, t, 0)
-
-    def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
-        # one product alone errs too much after the transforms
-        offered = (0, 6, 3) if t.row.matrix else (0,)
-        return tuple(_default(p, t, products) for products in offered)
+        return _default(p, t)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
-        return _near_cost(p, t, s) if products(s) or s.order == "bands" else _cost(p, t, s)
+        if s.order == "bands":
+            return near_cost(p, t, s, lambda *block: block_cycles(t, s, *block))
+        return _cost(p, t, s)
+
+
+def is_legal(p: Problem, t: Target, s: Any) -> bool:
+    """All that is asked of a schedule, but that its tile fits."""
+    return ((s.vectors - 1) * t.lanes < p.c and s.tile_h * s.tile_w > 1
+            and (p.r > 1 or s.tile_h == 1) and (p.s > 1 or s.tile_w == 1)
+            and (s.order == "shared" or s.blocks == 1)
+            and (s.order != "shared" or s.parts == 1))
 
 
 def _cost(p: Problem, t: Target, s: Any) -> float:
     """Plain floats in parts, or shared."""
-    tiles, positions = p.n * _tiles(p, s), (s.tile_h + p.r - 1) * (s.tile_w + p.s - 1)
+    tiles, positions = p.n * tiles_of(p, s), (s.tile_h + p.r - 1) * (s.tile_w + p.s - 1)
     c, k = padded(t, s, p.c, p.k)
     blocks = max(1, math.ceil(tiles / s.tiles)) if s.order == "shared" else (
         s.parts * max(1, math.ceil(tiles / s.parts / s.tiles)))
@@ -88,14 +92,15 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     return seconds(t, cycles, p.bytes, tasks, regions)
 
 
-def _near_cost(p: Problem, t: Target, s: Any) -> float:
+def near_cost(p: Problem, t: Target, s: Any,
+              block_cycles: Callable[[int, int, float], float]) -> float:
     """Where products are quick, and so what is near or far decides."""
     n_h, n_w = s.tile_h + p.r - 1, s.tile_w + p.s - 1
-    tiles, positions, bands = p.n * _tiles(p, s), n_h * n_w, n_h if s.order == "bands" else 1
+    tiles, positions, bands = p.n * tiles_of(p, s), n_h * n_w, n_h if s.order == "bands" else 1
     c, k = padded(t, s, p.c, p.k)
     part = tiles / s.parts
     blocks = max(1, math.ceil(part / s.tiles))  # of a part
-    multiplied = s.parts * positions * blocks * block_cycles(t, s, c, k, part / blocks)
+    multiplied = s.parts * positions * blocks * block_cycles(c, k, part / blocks)
     u = 4.0 * positions * c * k
     panels = 4.0 * positions * (c + k)  # of one tile
     if s.order == "shared":
@@ -112,7 +117,7 @@ def _near_cost(p: Problem, t: Target, s: Any) -> float:
     cycles = transforms + multiplied + travels + 6 * u * s.parts / FAR
     if bands > 1:
         cycles += _read_again(p, n_h)
-    return matrix_weight.GAIN[products(s)] * seconds(t, cycles, p.bytes, tasks, regions)
+    return seconds(t, cycles, p.bytes, tasks, regions)
 
 
 def _read_again(p: Problem, rows: int) -> float:
@@ -123,16 +128,8 @@ def _read_again(p: Problem, rows: int) -> float:
 
 
 def tile_fits(t: Target, s: Any) -> bool:
-    """A register tile and its sums, or those of the matrix unit."""
-    if products(s):
-        return matrix_weight.legal(s)
-    return fits(t, s.rows, s.vectors) and t.lanes % s.rows == 0 and s.tiles <= TILES[-1]
-
-
-def all_tiles(t: Target) -> tuple[int, ...]:
-    """Items that are summed before they reach memory."""
-    return TILES + tuple(tiles for tiles in matrix_weight.TILES if t.row.matrix
-                         and tiles > TILES[-1])
+    """A register tile and its sums."""
+    return fits(t, s.rows, s.vectors) and t.lanes % s.rows == 0
 
 
 def padded(t: Target, s: Any, columns: int, rows: int) -> tuple[int, int]:
@@ -143,13 +140,11 @@ def padded(t: Target, s: Any, columns: int, rows: int) -> tuple[int, int]:
 
 def block_cycles(t: Target, s: Any, c: int, k: int, items: float) -> float:
     """A block of so many items at one position: all columns against all rows."""
-    if products(s):
-        return matrix_weight.block_cycles(s, c, k, items)
     one = tile_cycles(t, s.rows, s.vectors, s.tiles) + 2 * s.rows * s.vectors
     return one * (c / (s.vectors * t.lanes)) * (k / s.rows)
 
 
-def _tiles(p: Problem, s: Any) -> int:
+def tiles_of(p: Problem, s: Any) -> int:
     """Tiles of one image."""
     return math.ceil(p.conv_h / s.tile_h) * math.ceil(p.conv_w / s.tile_w)
 
@@ -164,20 +159,19 @@ def _transforms(p: Problem, t: Target, s: Any) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _default(p: Problem, t: Target, products: int) -> Schedule:
+def _default(p: Problem, t: Target) -> Schedule:
     algorithm = CpuWinogradWeight()
-    likely = _likely_on_matrix if products else _likely
-    return min((s for size in tile_sizes(p) for s in likely(p, t, *size, products)),
+    return min((s for size in tile_sizes(p) for s in _likely(p, t, *size)),
                key=lambda s: algorithm.cost(p, t, s))
 
 
-def _likely(p: Problem, t: Target, tile_h: int, tile_w: int, products: int) -> list[Schedule]:
+def _likely(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule]:
     """By rules fitted to the layers of VGG16: sums that fit near a core are a core's own."""
     rows = min(8 if t.lanes >= 16 else 4, t.lanes)
     vectors = max(v for v in (1, 2, 3) if fits(t, rows, v) and (v - 1) * t.lanes < p.c)
     vectors = min(range(1, vectors + 1), key=lambda v: (-(-p.c // (v * t.lanes)) * v, -v))
     common: Any = {"tile_h": tile_h, "tile_w": tile_w, "rows": rows, "vectors": vectors,
-                   "unroll": 4, **on_matrix(t, products)}
+                   "unroll": 4}
     total = max(1, p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w))
     sums = 4 * (tile_h + p.r - 1) * (tile_w + p.s - 1) * p.c * p.k
     if sums <= 2.5 * t.l2:
@@ -189,19 +183,6 @@ def _likely(p: Problem, t: Target, tile_h: int, tile_w: int, products: int) -> l
     blocks = min(needed, BLOCKS[-1]) if sums > 12 * t.l2 else 1
     return [Schedule(order="shared", tiles=tiles, parts=1,
                      blocks=next(b for b in BLOCKS if b >= blocks), **common)]
-
-
-def _likely_on_matrix(p: Problem, t: Target, tile_h: int, tile_w: int,
-                      products: int) -> list[Schedule]:
-    """Bands, or whole parts that fit near a core."""
-    parts = [part for part in PARTS if part <= t.threads]
-    positions = (tile_h + p.r - 1) * (tile_w + p.s - 1)
-    near = [("parts", tiles, parts[-1]) for tiles in matrix_weight.TILES[1:]
-            if 4 * positions * (p.c * p.k + tiles * (p.c + p.k)) <= t.l2]
-    bands = [("bands", tiles, part) for tiles in matrix_weight.TILES for part in parts]
-    return [Schedule(tile_h=tile_h, tile_w=tile_w, order=order, tiles=tiles, blocks=1,
-                     parts=part, **matrix_weight.tile(t, p.c), products=products)
-            for order, tiles, part in near + bands]
 
 
 def even(total: int, wanted: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from ..core.algorithm import Algorithm
@@ -16,7 +15,9 @@ STRIPS = (256, 512, 1024, 2048, 4096)  # elements of a row that a task takes
 class CpuFilter(Algorithm):
     """A filter whose kernel is a module of kernels/cpu with a `Geometry` and a `make`."""
 
-    kernel: str  # the module's name; imported when something is built
+    def kernel(self) -> Any:
+        """The module; imported when something is built."""
+        raise NotImplementedError
 
     def seen_by_kernel(self, p: Any) -> Any:
         """The problem in the kernel's terms."""
@@ -43,13 +44,10 @@ class CpuFilter(Algorithm):
     def build(self, p: Any, t: Target, s: Schedule) -> Any:
         from ..kernels.cpu.launch import launcher
 
-        return launcher(self._module().make, self.seen_by_kernel(p), s, t.row)
+        return launcher(self.kernel().make, self.seen_by_kernel(p), s, t.row)
 
     def geometry(self, p: Any, t: Target, s: Schedule) -> Any:
-        return self._module().Geometry(self.seen_by_kernel(p), s, t.lanes)
-
-    def _module(self) -> Any:
-        return import_module(f"..kernels.cpu.{self.kernel}", __package__)
+        return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes)
 
 
 def fits(t: Target, rows: int, vectors: int, chunk: int) -> bool:

@@ -17,7 +17,11 @@ class FilterDirect(CpuFilter):
 
     name = "filter_direct"
     version = 1
-    kernel = "filter_direct"
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import filter_direct
+
+        return filter_direct
 
     def seen_by_kernel(self, p: Any) -> Any:
         return p.with_(rank=0)

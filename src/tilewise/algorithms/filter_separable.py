@@ -18,7 +18,11 @@ class FilterSeparable(CpuFilter):
 
     name = "filter_separable"
     version = 1
-    kernel = "filter_separable"
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import filter_separable
+
+        return filter_separable
 
     def reject(self, p: Any, t: Target) -> list[str]:
         reasons = super().reject(p, t)

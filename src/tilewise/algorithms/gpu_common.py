@@ -29,7 +29,7 @@ class GpuAlgorithm(Algorithm):
     takes = "tensors"
 
     def __init__(self, precision: str = "ieee") -> None:
-        self.precision = precision
+        self.precision, self.bits = precision, BITS[precision]
         if precision != "ieee":
             self.name = f"{self.name}_{precision}"
 
@@ -57,9 +57,6 @@ class GpuAlgorithm(Algorithm):
         if largest >= MOST_ELEMENTS:
             found.append(f"the largest tensor has {largest} elements, needs fewer than 2**31")
         return found
-
-    def bits(self, s: Schedule) -> int:
-        return BITS[self.precision]
 
     def sum_error(self, terms: int, dtype: str) -> float:
         """Of sums of so many products; matrix units cut where others round, every 8 terms."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..algorithms.matrix import PRECISIONS
 from ..core.errors import NoAlgorithm
 from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
@@ -222,15 +223,14 @@ def _matrix_unit(products: int) -> Callable[[Problem, Target, Sequence[Rung]], R
         if not t.row.matrix:
             raise NoAlgorithm(p, t, {"matrix unit": [f"{t.isa} has no matrix unit"]})
         refused = {}
-        for name in (WINOGRAD, POINTWISE, DIRECT):
+        for name in (f"{WINOGRAD}_{PRECISIONS[products]}", f"{DIRECT}_{PRECISIONS[products]}"):
             method = ENGINE.planner.algorithm(name)
             inner = inner_problem(method, p)
             refused[name] = method.reject(inner, t)
-            found = [] if refused[name] else [s for s in method.defaults(inner, t)
-                                              if s.get("products") == products]
-            if found:
-                return _rung(f"matrix unit, {products} products", p, t, name, found[0], inner)
-        raise NoAlgorithm(p, t, {"matrix unit": ["no kernel of the unit takes this layer"]})
+            if not refused[name]:
+                return _rung(f"matrix unit, {products} products", p, t, name,
+                             method.default(inner, t), inner)
+        raise NoAlgorithm(p, t, refused)
 
     return make
 

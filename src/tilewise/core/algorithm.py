@@ -29,6 +29,17 @@ class Algorithm:
     baseline: bool = False  # what runs where nothing better is known
     takes: str = "addresses"  # or "tensors": what the built function is called with
     exact_on_integers: bool = True  # sums products of the inputs themselves, nothing scaled
+    bits: int = 24  # leading bits of the operands that products keep; float32 has 24
+    unit: str | None = None  # "matrix": it asks for that unit of a row of ISA
+    # whether a value that is not finite reaches results that it has no part in, or a huge one
+    # becomes infinite on its way: the kernel then tells of results that are not finite, and the
+    # call is run by another
+    spreads: bool = False
+    keeps_infinities: bool = True  # as float32 has them; parts of floats make NaN of them
+
+    def is_for(self, t: Target) -> bool:
+        """Whether a target is of the kind that it is written for."""
+        return self.device in (None, t.device) and (self.unit is None or t.row.matrix)
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         """Reasons with the value found and the value needed; empty means it can run."""
@@ -55,22 +66,6 @@ class Algorithm:
     def default(self, p: Problem, t: Target) -> Schedule:
         """A legal schedule, found without searching."""
         return Schedule()
-
-    def defaults(self, p: Problem, t: Target) -> tuple[Schedule, ...]:
-        """That one and others that keep fewer bits, or keep them in another way."""
-        return (self.default(p, t),)
-
-    def bits(self, s: Schedule) -> int:
-        """Leading bits of the operands that products keep; float32 has 24."""
-        return 24
-
-    def spreads(self, s: Schedule) -> bool:
-        """Whether a value that is not finite reaches results that it has no part in.
-
-        Or whether a huge one becomes infinite on its way. A kernel in whose schedule it does must
-        tell of results that are not finite; the call is then run by another.
-        """
-        return False
 
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         """Estimated seconds; runs nothing."""

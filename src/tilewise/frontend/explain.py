@@ -121,7 +121,7 @@ def _check(subject: Any, target: Any, max_error: Any) -> None:
 
 def _explain_problem(p: Problem, t: Target, max_error: float | None, effort: str,
                      tell: Tell = silent) -> Explanation:
-    here = {a.name for a in ENGINE.planner.algorithms if a.device in (None, t.device)}
+    here = {a.name for a in ENGINE.planner.algorithms if a.is_for(t)}
     asked = ENGINE.planner.candidates(p, t, ENGINE.admitted(max_error, p, t),
                                       ENGINE.bits(max_error, p, t))
     found = [candidate for candidate in asked if candidate.algorithm in here]

@@ -5,6 +5,12 @@ from __future__ import annotations
 from ..core.problem import Problem
 
 DEPTH = 32  # values along the reduction in one operation
+SIDE = 16  # rows and columns of the sums of one operation
+# (part of a, part of b) of the products that make one of float32, by their number; ordered so
+# that one operand stays where it is from one to the next
+PAIRS = {1: ((0, 0),), 3: ((0, 1), (0, 0), (1, 0)),
+         6: ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0))}
+PARTS = {products: 1 + max(a for a, _ in pairs) for products, pairs in PAIRS.items()}
 
 
 def joins_taps(p: Problem) -> bool:

@@ -36,7 +36,6 @@ class Candidate:
     plan: Plan | None
     reasons: tuple[str, ...] = ()
     refused: Plan | None = None  # what was offered and is not accurate enough
-    variant: int = 0  # which of the algorithm's defaults it is
 
 
 class Planner:
@@ -65,15 +64,13 @@ class Planner:
         if not answers or answers[0].plan is None:
             return answers
         plan = self._with_known_code(answers[0].plan, max_error, bits)
-        rest = [a for a in answers if a.plan is None or _kind(a.plan) != _kind(plan)]
-        own = next((a for a in answers if a not in rest), Candidate(plan.algorithm, plan))
-        return [replace(own, plan=plan), *rest]
+        rest = [a for a in answers if a.plan is None or a.algorithm != plan.algorithm]
+        return [Candidate(plan.algorithm, plan), *rest]
 
     def _ranked(self, p: Problem, t: Target, max_error: float | None,
                 bits: int) -> list[Candidate]:
         """The same by costs alone."""
-        answers = [answer for algorithm in self.algorithms
-                   for answer in self._answers(algorithm, p, t, max_error, bits)]
+        answers = [self._answer(algorithm, p, t, max_error, bits) for algorithm in self.algorithms]
         return sorted(answers, key=lambda answer: self._rank(answer, p, t))
 
     def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,
@@ -200,7 +197,7 @@ class Planner:
         if common == t:
             return answer.plan.seconds
         algorithm = self.algorithm(answer.algorithm)
-        return _offers(algorithm, p, common, answer.plan.inner)[answer.variant].seconds
+        return _plan(algorithm, p, common, answer.plan.inner, None).seconds
 
     def _asked_for(self, p: Problem, t: Target, algorithm: Algorithm,
                    schedule: Schedule | None, held: bool) -> Plan:
@@ -213,17 +210,15 @@ class Planner:
                                   f"for {inner}; algorithm.space(problem, target) lists it")
         return _plan(algorithm, p, t, inner, schedule, held)
 
-    def _answers(self, algorithm: Algorithm, p: Problem, t: Target, max_error: float | None,
-                 bits: int) -> list[Candidate]:
+    def _answer(self, algorithm: Algorithm, p: Problem, t: Target, max_error: float | None,
+                bits: int) -> Candidate:
         inner = inner_problem(algorithm, p)
         reasons = algorithm.reject(inner, t)
         if reasons:
-            return [Candidate(algorithm.name, None, tuple(reasons))]
-        offers = _offers(algorithm, p, t, inner, _holds(max_error, bits))
-        complaints = [self._complaints(plan, max_error, bits) for plan in offers]
-        return [Candidate(algorithm.name, None, why, plan, i) if why
-                else Candidate(algorithm.name, plan, (), None, i)
-                for i, (plan, why) in enumerate(zip(offers, complaints, strict=True))]
+            return Candidate(algorithm.name, None, tuple(reasons))
+        plan = _plan(algorithm, p, t, inner, None, _holds(max_error, bits))
+        why = self._complaints(plan, max_error, bits)
+        return Candidate(algorithm.name, None, why, plan) if why else Candidate(algorithm.name, plan)
 
     def _complaints(self, plan: Plan, max_error: float | None, bits: int) -> tuple[str, ...]:
         """Why a plan is not accurate enough; the baseline is what the caller would get anyway."""
@@ -232,14 +227,9 @@ class Planner:
             return ()
         if max_error is not None and plan.error > max_error:
             found.append(f"error is up to {plan.error:.1e}, needs at most {max_error:.1e}")
-        if algorithm.bits(plan.schedule) < bits:
-            found.append(f"products keep {algorithm.bits(plan.schedule)} bits, need {bits}")
+        if algorithm.bits < bits:
+            found.append(f"products keep {algorithm.bits} bits, need {bits}")
         return tuple(found)
-
-
-def _kind(plan: Plan) -> tuple[Any, ...]:
-    """What tells the answers of one algorithm apart."""
-    return plan.algorithm, plan.schedule.get("products")
 
 
 def inner_problem(algorithm: Algorithm, p: Problem) -> Problem:
@@ -270,12 +260,6 @@ def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
                 algorithm.cost(inner, t, schedule), "estimate",
                 algorithm.bound(inner, t, schedule, held), held)
     return replace(plan, seconds=plan.seconds + _passes(plan))
-
-
-def _offers(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
-            held: bool = False) -> list[Plan]:
-    return [_plan(algorithm, p, t, inner, schedule, held)
-            for schedule in algorithm.defaults(inner.with_(n=bucket(p)), t)]
 
 
 def _passes(plan: Plan) -> float:

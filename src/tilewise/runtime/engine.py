@@ -94,8 +94,8 @@ class Engine:
         p, t = plan.problem, plan.target
         answers = self.planner.candidates(p, t)
         plans = [answer.plan for answer in answers if answer.plan
-                 and not self.planner.algorithm(answer.algorithm).spreads(answer.plan.schedule)
-                 and not answer.plan.schedule.get("products", 0)]
+                 for algorithm in [self.planner.algorithm(answer.algorithm)]
+                 if not algorithm.spreads and algorithm.keeps_infinities]
         return replace(plans[0], held=plan.held)
 
     def tell(self, plan: Plan) -> None:

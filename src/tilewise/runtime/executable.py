@@ -39,7 +39,7 @@ class Executable:
     def __init__(self, plan: Plan, algorithm: Algorithm,
                  instead: Callable[[Plan], Executable] | None = None) -> None:
         self.plan, self.algorithm, self._instead = plan, algorithm, instead
-        self._spreads = algorithm.spreads(plan.schedule)
+        self._spreads = algorithm.spreads
         p, t, s = plan.inner, plan.target, plan.schedule
         built = algorithm.build(p, t, s)
         self._scratch = algorithm.workspace(p, t, s)

@@ -12,12 +12,11 @@ from typing import Any
 
 from llvmlite import ir
 
+from ..matrix import PAIRS, SIDE
 from .emit import I8, I64, PTR, VOID, Function, Index, Pointer
 from .microkernel import LINE, Walk
-from .parts import PAIRS
 
 TILE = 256  # floats in the memory of a tile
-SIDE = 16  # rows of A, columns of B
 MOST = 2  # tiles of C along an axis: two by two of them, two of A and two of B fill all eight
 # eight words: palette one, rows of 64 bytes, sixteen rows, in all eight tiles
 CONFIGURATION = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0,

@@ -15,8 +15,8 @@ from typing import Any
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
-from ..matrix import DEPTH
-from .amx import SIDE, TILE, Side, multiply
+from ..matrix import DEPTH, SIDE
+from .amx import TILE, Side, multiply
 from .direct_amx_geometry import Geometry
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish, pool
@@ -30,9 +30,9 @@ AHEAD = 1024  # floats of the input that are asked for before they are packed
 SOON = 4096  # and of weights before they are multiplied, where each is used once
 
 
-def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+def make(p: Problem, s: Schedule, isa: Isa, products: int) -> Module:
     """The module of a direct convolution on the matrix unit."""
-    return _Direct(Geometry(p, s, isa.lanes), isa).module()
+    return _Direct(Geometry(p, s, isa.lanes, products), isa).module()
 
 
 class _Direct:
@@ -149,7 +149,7 @@ class _Direct:
         walk = Walk(((length, g.chunk_floats, taps * step),))
         name = f"product_{'first' if first else 'next'}{length}{'_end' if end else ''}"
         with self.m.function(name, a="pointer", b="pointer", c="pointer", ahead="pointer") as f:
-            multiply(f, f.a, f.b, f.c, left, right, out, walk, self.s.products, first,
+            multiply(f, f.a, f.b, f.c, left, right, out, walk, self.g.products, first,
                      (f.ahead, g.lines_ahead), [(at, tap * step) for at, tap in g.starts])
         return f
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from ..matrix import DEPTH, joins_taps
-from .amx import SIDE, TILE
+from ..matrix import DEPTH, PARTS, SIDE, joins_taps
+from .amx import TILE
 from .geometry import BlocksOfK
 from .microkernel import LINE
-from .parts import PARTS, pack_columns
+from .parts import pack_columns
 from .passes import Passes
 from .tiling import ceil_div
 
@@ -21,12 +22,15 @@ PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and 
 FAR_PANEL = 512 << 10
 
 
+@dataclass(frozen=True)
 class Geometry(BlocksOfK):
-    """Every size of a direct convolution on the matrix unit."""
+    """Every size of a direct convolution on the matrix unit, in so many products."""
+
+    products: int
 
     @cached_property
     def parts(self) -> int:
-        return PARTS[self.s.products]
+        return PARTS[self.products]
 
     @cached_property
     def joins_taps(self) -> bool:

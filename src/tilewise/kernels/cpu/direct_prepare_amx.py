@@ -27,12 +27,12 @@ from .threads import WEIGHT, X, Y, emit_entry, emit_region
 KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 
 
-def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+def make(p: Problem, s: Schedule, isa: Isa, products: int) -> Module:
     """From a weight of any strides to panels; a task is a vector of output channels.
 
     The frame's X is a table of the strides of K, C, R and S.
     """
-    g, m = Geometry(p, s, isa.lanes), Module(isa)
+    g, m = Geometry(p, s, isa.lanes, products), Module(isa)
     whole = (g.k_blocks - g.has_tail) * g.s.vectors  # vectors in blocks of full width
     rest = p.k % g.lanes
     full = g.k_vectors - (rest > 0)
@@ -103,12 +103,13 @@ class _Vector:
         return Vector(f, found)
 
 
-def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor) -> torch.Tensor:
+def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor,
+            products: int) -> torch.Tensor:
     """Panels of a weight (K, C, R, S), in pool memory; `s` has no more than they depend on."""
     # so that other images find the same code
     p = Problem(1, p.c, p.span_h, p.span_w, p.k, p.r, p.s, dilation=p.dilation)
-    panels = memory.empty(Geometry(p, s, t.lanes).weight_floats)
+    panels = memory.empty(Geometry(p, s, t.lanes, products).weight_floats)
     strides = torch.tensor(weight.stride())
-    launcher(make, p, s, t.row)(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0,
+    launcher(make, p, s, t.row, products)(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0,
                                 1, t.threads)
     return panels

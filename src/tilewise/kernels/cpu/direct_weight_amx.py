@@ -41,6 +41,6 @@ class _OnTiles(OuterOnTiles, direct_weight.Gradient):
         return f
 
 
-def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+def make(p: Problem, s: Schedule, isa: Isa, products: int) -> Module:
     """The module of a weight's gradient on the matrix unit."""
-    return _OnTiles(Geometry(p, s, isa.lanes), isa).module()
+    return _OnTiles(Geometry(p, s, isa.lanes, products), isa).module()

@@ -7,6 +7,7 @@ halves, and one of the bytes below.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -32,12 +33,15 @@ UPPER, BYTE = -1 << 16, 0xFF00  # the upper half of a float, and the byte below 
 QUIET = 0x7FC0_0000  # NaN
 
 
+@dataclass(frozen=True)
 class Geometry(Sizes):
-    """Every size of a product of few rows."""
+    """Every size of a product of few rows, with weights of so many stored bits."""
+
+    bits: int
 
     @cached_property
     def packed(self) -> bool:
-        return self.s.bits < 32
+        return self.bits < 32
 
     @cached_property
     def chunk(self) -> int:
@@ -47,7 +51,7 @@ class Geometry(Sizes):
     @cached_property
     def chunk_floats(self) -> int:
         """Floats that the memory of a chunk would hold."""
-        return self.chunk * self.s.bits // 32
+        return self.chunk * self.bits // 32
 
     @cached_property
     def row_floats(self) -> int:
@@ -76,11 +80,11 @@ class Geometry(Sizes):
         if not self.packed:
             return weight.contiguous()
         values = torch.nn.functional.pad(weight.flatten(1), (0, -self.p.c % self.chunk))
-        kept = rounded(values.contiguous(), 32 - self.s.bits).reshape(
+        kept = rounded(values.contiguous(), 32 - self.bits).reshape(
             self.p.k, -1, VECTORS, self.lanes)
         # two values share a word of upper halves, and four one of bytes
         words = [kept[:, :, v] >> 16 & ~UPPER | kept[:, :, v + 1] & UPPER for v in (0, 2)]
-        if self.s.bits == 24:
+        if self.bits == 24:
             first, *others = (kept[:, :, v] & BYTE for v in range(VECTORS))
             words.append(first >> 8 | others[0] | others[1] << 8 | others[2] << 16)
         return torch.stack(words, dim=2).flatten(1)
@@ -93,9 +97,9 @@ def rounded(values: torch.Tensor, dropped: int) -> torch.Tensor:
     return torch.where(values.isnan(), QUIET, bits + even) & -1 << dropped
 
 
-def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+def make(p: Problem, s: Schedule, isa: Isa, bits: int) -> Module:
     """The module of a product of few rows."""
-    return _Rows(Geometry(p, s, isa.lanes), isa).module()
+    return _Rows(Geometry(p, s, isa.lanes, bits), isa).module()
 
 
 class _Rows:
@@ -183,7 +187,7 @@ class _Rows:
         for v in range(len(counts)):
             half = words[v // 2]
             value = half.masked(UPPER) if v % 2 else half.shifted(16)
-            if self.s.bits == 24:
+            if self.g.bits == 24:
                 value = value.joined(words[2].shifted(8 - 8 * v).masked(BYTE))
             found.append(value.floats())
         return found

@@ -19,9 +19,9 @@ from .threads import WEIGHT, Y, emit_entry, emit_region
 KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 
 
-def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+def make(p: Problem, s: Schedule, isa: Isa, bits: int) -> Module:
     """From a weight (K, C) without gaps to rows of chunks; a task is a row."""
-    g, m = Geometry(p, s, isa.lanes), Module(isa)
+    g, m = Geometry(p, s, isa.lanes, bits), Module(isa)
     whole, rest = p.c // g.chunk, p.c % g.chunk
     with m.function("body", **KINDS) as f:
         source = f.frame.load_pointer(WEIGHT) + f.task * p.c
@@ -40,9 +40,9 @@ def _chunk(f: Function, g: Geometry, source: Pointer, to: Pointer, count: int) -
     for v in range(VECTORS):
         here = max(0, min(g.lanes, count - v * g.lanes))
         value = source.load(v * g.lanes, count=here) if here else f.vector(0.0)
-        kept.append(_rounded(value, 32 - g.s.bits))
+        kept.append(_rounded(value, 32 - g.bits))
     words = [kept[v].shifted(-16).joined(kept[v + 1].masked(UPPER)) for v in (0, 2)]
-    if g.s.bits == 24:
+    if g.bits == 24:
         first, *others = (bits.masked(BYTE) for bits in kept)
         bytes_ = first.shifted(-8)
         for by, bits in zip((0, 8, 16), others, strict=True):
@@ -60,10 +60,11 @@ def _rounded(value: Vector, dropped: int) -> Words:
     return up.unless_nan(value, QUIET)
 
 
-def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor) -> torch.Tensor:
-    """Rows of chunks of a weight (K, C, 1, 1), in pool memory; `s` has but the bits."""
+def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor,
+            bits: int) -> torch.Tensor:
+    """Rows of chunks of a weight (K, C, 1, 1), in pool memory."""
     p = Problem(1, p.c, 1, 1, p.k, 1, 1)  # so that any number of rows finds the same code
     weight = weight.contiguous()
-    packed = memory.empty(p.k, Geometry(p, s, t.lanes).row_floats)
-    launcher(make, p, s, t.row)(0, weight.data_ptr(), 0, 0, packed.data_ptr(), 0, 1, t.threads)
+    packed = memory.empty(p.k, Geometry(p, s, t.lanes, bits).row_floats)
+    launcher(make, p, s, t.row, bits)(0, weight.data_ptr(), 0, 0, packed.data_ptr(), 0, 1, t.threads)
     return packed.view(torch.int32)

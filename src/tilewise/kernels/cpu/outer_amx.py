@@ -8,27 +8,31 @@ then meets all channels of the other side. All else is as in the vector kernel.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..matrix import DEPTH
-from .amx import MOST, SIDE, TILE, Side, multiply
+from ..matrix import DEPTH, PARTS, SIDE
+from .amx import MOST, TILE, Side, multiply
 from .emit import Function, Index, Pointer
 from .microkernel import LINE, Walk
 from .outer import OuterGeometry, OuterSums
-from .parts import PARTS, split_pairs
+from .parts import split_pairs
 from .threads import SCRATCH
 from .tiling import ceil_div
 from .transpose import transpose
 
 
+@dataclass(frozen=True)
 class TileGeometry(OuterGeometry):
     """Sizes of the packed panels: a worker has one block of one position."""
+
+    products: int
 
     @cached_property
     def step_floats(self) -> int:
         """Floats of 32 items of 16 channels, all parts."""
-        return PARTS[self.s.products] * TILE
+        return PARTS[self.products] * TILE
 
     @cached_property
     def steps(self) -> int:
@@ -80,7 +84,7 @@ class OuterOnTiles(OuterSums):
             for j in range(vectors):
                 first, second = source.load(j * lanes), source.load((vectors + j) * lanes)
                 for part, bits in enumerate(split_pairs(f, first, second,
-                                                        PARTS[self.s.products])):
+                                                        PARTS[self.g.products])):
                     to.store(bits, (part * vectors + j) * TILE)
         return f
 
@@ -111,7 +115,7 @@ class OuterOnTiles(OuterSums):
             walk = Walk(((f.steps, g.step_floats, vectors * g.step_floats),))
             # the sums that follow: the unit would wait for every line of them
             ahead = f.u + rows * SIDE * g.width, ceil_div(rows * SIDE * vectors, g.steps)
-            multiply(f, f.mm, f.v, f.u, left, right, out, walk, self.s.products, first, ahead,
+            multiply(f, f.mm, f.v, f.u, left, right, out, walk, self.g.products, first, ahead,
                      level=1)
         return f
 
@@ -146,7 +150,7 @@ class OuterOnTiles(OuterSums):
         with f.loop(g.k_padded // SIDE) as k:
             to = packed + k.i * (g.steps * g.step_floats)
             f.call(self.pack_m, mm + k.i * (tiles * g.lanes), to, steps)
-            f.call(self.turn, to, steps * PARTS[self.s.products])
+            f.call(self.turn, to, steps * PARTS[self.g.products])
         with f.loop(g.c_blocks) as c:
             f.call(self.pack_v, v + c.i * (tiles * g.width), self._block_of_v(packed, c.i), steps)
 

@@ -13,10 +13,6 @@ from llvmlite import ir
 
 from .emit import F32, I32, Function, Vector
 
-# (part of a, part of b), ordered so that one operand stays where it is from one to the next
-PAIRS = {1: ((0, 0),), 3: ((0, 1), (0, 0), (1, 0)),
-         6: ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0))}
-PARTS = {products: 1 + max(a for a, _ in pairs) for products, pairs in PAIRS.items()}
 I16 = ir.IntType(16)
 
 

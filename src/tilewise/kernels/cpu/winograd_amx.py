@@ -7,18 +7,19 @@ those of the vector kernel.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
-from ..matrix import DEPTH
+from ..matrix import DEPTH, PARTS, SIDE
 from . import winograd, winograd_geometry
-from .amx import SIDE, TILE, Side, multiply_column
+from .amx import TILE, Side, multiply_column
 from .emit import Function, Index, Module, Pointer, Vector
 from .microkernel import LINE, Walk
-from .parts import PARTS, pack_columns, split
+from .parts import pack_columns, split
 from .passes import Passes
 from .tiling import ceil_div
 from .winograd_geometry import APART
@@ -26,12 +27,15 @@ from .winograd_geometry import APART
 PANEL = 64 << 10  # bytes of weights that a pass over the tiles uses again and again
 
 
+@dataclass(frozen=True)
 class Geometry(winograd_geometry.Geometry):
     """Every size; the depth is a multiple of 32 channels."""
 
+    products: int
+
     @cached_property
     def parts(self) -> int:
-        return PARTS[self.s.products]
+        return PARTS[self.products]
 
     @cached_property
     def steps(self) -> int:
@@ -77,9 +81,9 @@ class Geometry(winograd_geometry.Geometry):
         return ceil_div(self.panel, LINE * self.s.groups * self.steps)
 
 
-def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+def make(p: Problem, s: Schedule, isa: Isa, products: int) -> Module:
     """The module of a Winograd convolution on the matrix unit."""
-    return _OnTiles(Geometry(p, s, isa.lanes), isa).module()
+    return _OnTiles(Geometry(p, s, isa.lanes, products), isa).module()
 
 
 class _OnTiles(winograd.Winograd):
@@ -115,7 +119,7 @@ class _OnTiles(winograd.Winograd):
         kinds: Any = {"v": "pointer", "u": "pointer", "m": "pointer", "ahead": "pointer",
                       "groups": "index"}
         with self.m.function(name, **kinds) as f:
-            multiply_column(f, f.v, f.u, f.m, left, right, out, walk, self.s.products, first,
+            multiply_column(f, f.v, f.u, f.m, left, right, out, walk, self.g.products, first,
                             (f.ahead, g.lines_ahead), f.groups, len(rows) * g.v_rows,
                             self.s.rows * columns * g.lanes)
         return f

@@ -119,11 +119,11 @@ def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor) -> torch.T
 
 
 def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Target, s: Schedule,
-        weight: torch.Tensor) -> torch.Tensor:
+        weight: torch.Tensor, *more: int) -> torch.Tensor:
     """Call what `make` gives; `s` has no more than U depends on, so that others find it too."""
     p = Problem(1, p.c, p.r, p.s, p.k, p.r, p.s)
-    u = memory.empty(geometry(p, s, t.lanes).weight_floats)
+    u = memory.empty(geometry(p, s, t.lanes, *more).weight_floats)
     strides = torch.tensor(weight.stride())
-    launcher(make, p, s, t.row)(strides.data_ptr(), weight.data_ptr(), 0, 0, u.data_ptr(), 0, 1,
+    launcher(make, p, s, t.row, *more)(strides.data_ptr(), weight.data_ptr(), 0, 0, u.data_ptr(), 0, 1,
                                 t.threads)
     return u

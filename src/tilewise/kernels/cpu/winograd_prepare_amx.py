@@ -21,9 +21,9 @@ from .winograd_amx import Geometry
 from .winograd_prepare import Doubles, Panels
 
 
-def make(p: Problem, s: Schedule, isa: Isa) -> Module:
+def make(p: Problem, s: Schedule, isa: Isa, products: int) -> Module:
     """The module of a preparation; arguments are those of the vector kernel."""
-    return winograd_prepare.module(Geometry(p, s, isa.lanes), isa, _vector)
+    return winograd_prepare.module(Geometry(p, s, isa.lanes, products), isa, _vector)
 
 
 def _vector(f: Function, panels: Panels, end: bool, count: int) -> None:
@@ -53,8 +53,9 @@ def _vector(f: Function, panels: Panels, end: bool, count: int) -> None:
         keep(pair.i, dict.fromkeys(range(g.positions), zero), {})
 
 
-def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor) -> torch.Tensor:
+def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor,
+            products: int) -> torch.Tensor:
     """U of a weight (K, C, R, S), in pool memory."""
-    names = ("tile_h", "tile_w", "order", "vectors", "products")
+    names = ("tile_h", "tile_w", "order", "vectors")
     s = Schedule(**{name: s[name] for name in names})
-    return winograd_prepare.run(make, Geometry, p, t, s, weight)
+    return winograd_prepare.run(make, Geometry, p, t, s, weight, products)

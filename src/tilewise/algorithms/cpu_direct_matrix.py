@@ -1,4 +1,4 @@
-"""Schedules of direct convolutions on the matrix unit, for every algorithm that offers them."""
+"""Direct convolutions on the matrix unit; 1x1 filters see every pixel as a row of its own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import math
 from functools import lru_cache
 from typing import Any
 
+from ..core.algorithm import accumulation_error, split_error
 from ..core.cost import matrix_cycles, seconds
 from ..core.problem import Problem
-from ..core.schedule import Schedule
+from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from ..kernels.matrix import DEPTH, joins_taps
-from .common import MATRIX_PARTS, MATRIX_SIDE, is_pixelwise, streams
+from ..kernels.matrix import DEPTH, PARTS, SIDE, joins_taps
+from .common import CpuAlgorithm, cpu_f32_forward, streams
+from .matrix import MatrixAlgorithm, no_unit
 
-PIXELS = (MATRIX_SIDE, 2 * MATRIX_SIDE)  # that are multiplied together
+PIXELS = (SIDE, 2 * SIDE)  # that are multiplied together
 LOW = (1, 2, 4, 7, 8, 14, 16, 28, 56)
 BLOCKS = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384)  # where each pixel is a row of its own
 ROWS = tuple(sorted({*LOW, *BLOCKS}))
@@ -23,17 +25,64 @@ SIX = 1.4  # six products gain little when all is quiet, and on a busy machine t
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 
 
-def possible(p: Problem, t: Target) -> bool:
-    return t.row.matrix and p.groups == 1
+class CpuDirectMatrix(MatrixAlgorithm):
+    """Packs padded rows of the input as parts, multiplies tiles of pixels and channels."""
+
+    name = "cpu_direct"
+    version = 1
+    fuses = CpuAlgorithm.fuses | {"pool2"}
+
+    def kernel(self) -> Any:
+        from ..kernels.cpu import direct_amx
+
+        return direct_amx
+
+    def seen_by_kernel(self, p: Problem) -> Problem:
+        return as_pixels(p)
+
+    def reject(self, p: Problem, t: Target) -> list[str]:
+        reasons = cpu_f32_forward(p, t) + no_unit(t)
+        if p.groups > 1:
+            reasons.append(f"groups is {p.groups}, needs 1")
+        return reasons
+
+    def error(self, p: Problem, t: Target, s: Schedule) -> float:
+        terms = p.c * p.r * p.s
+        return accumulation_error(terms) + split_error(self.products, terms)
+
+    def space(self, p: Problem, t: Target) -> Space:
+        def legal(s: Any) -> bool:
+            return ((s.vectors - 1) * t.lanes < p.k and s.block_rows in _heights(p)
+                    and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
+                    and not (s.streaming and p.k % t.lanes))
+
+        return Space(legal, tile_w=PIXELS, vectors=(1, 2), block_rows=ROWS, k_parts=(1, 2, 4, 8),
+                     streaming=(False, True))
+
+    def default(self, p: Problem, t: Target) -> Schedule:
+        return _default(p, t.with_(threads=1), self.products)
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        from ..kernels.cpu import direct_prepare_amx
+
+        return direct_prepare_amx.prepare(p, t, self.weight_form(s), weight, self.products)
+
+    def weight_form(self, s: Any) -> Schedule:
+        return Schedule(vectors=s.vectors)
+
+    def cost(self, p: Problem, t: Target, s: Any) -> float:
+        return _cost(p, t, s, self.products)
 
 
-def legal(p: Problem, t: Target, s: Any) -> bool:
-    """Whether a schedule with products is one of them."""
-    return (possible(p, t) and (s.tile_h, s.unroll, s.block_cols, s.split) == (1, 1, 1, 1)
-            and s.vectors <= 2 and (s.vectors - 1) * t.lanes < p.k
-            and s.block_rows in _heights(p) and s.tile_w in PIXELS
-            and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
-            and not (s.streaming and p.k % t.lanes))
+def as_pixels(p: Problem) -> Problem:
+    """Each pixel as a row of its own, which the next image continues, where none is skipped."""
+    return p.with_(h=p.h * p.w, w=1) if is_pixelwise(p) else p
+
+
+def is_pixelwise(p: Problem) -> bool:
+    """Whether every pixel gives an output and sees nothing but itself."""
+    return ((p.r, p.s, p.stride, p.groups, p.epilogue.pool) == (1, 1, (1, 1), 1, 1)
+            and not any(p.padding))
 
 
 def _heights(p: Problem) -> tuple[int, ...]:
@@ -63,37 +112,23 @@ def _beside(p: Problem) -> int:
     return 0 if joins_taps(p) else (p.span_w - 1) // p.stride[1]
 
 
-def defaults(p: Problem, t: Target) -> tuple[Schedule, ...]:
-    """One for each number of products."""
-    if not possible(p, t):
-        return ()
-    p = p
-    return tuple(_default(p, t.with_(threads=1), products) for products in (6, 3, 1))
-
-
 @lru_cache(maxsize=4096)
 def _default(p: Problem, t: Target, products: int) -> Schedule:
     """The cheapest height of a block by the cost model; the same for every number of threads."""
     vectors = min(2, math.ceil(p.k / t.lanes))
     blocks, wide = math.ceil(p.k / (t.lanes * vectors)), t.with_(threads=4)
-    found = [Schedule(tile_h=1, tile_w=_together(p, rows), vectors=vectors, unroll=1,
-                      block_rows=rows, block_cols=1, split=1, k_parts=parts,
-                      streaming=streams(p, t) and p.k % t.lanes == 0, products=products)
+    found = [Schedule(tile_w=_together(p, rows), vectors=vectors, block_rows=rows, k_parts=parts,
+                      streaming=streams(p, t) and p.k % t.lanes == 0)
              for rows in _likely_heights(p)
              for parts in (1, 2, 4, 8) if parts <= blocks]
-    return min(found, key=lambda s: cost(p, wide, s))
+    return min(found, key=lambda s: _cost(p, wide, s, products))
 
 
-def weight_form(s: Any) -> Schedule:
-    """What the parts of a weight depend on."""
-    return Schedule(vectors=s.vectors, products=s.products)
-
-
-def cost(p: Problem, t: Target, s: Any) -> float:
+def _cost(p: Problem, t: Target, s: Any, products: int) -> float:
     """Packing, multiplying and writing, and the traffic of operands beyond the second cache."""
     if is_pixelwise(p):
         p = p.with_(n=1, h=max(1, p.n) * p.h * p.w, w=1)
-    parts, chunks = MATRIX_PARTS[s.products], math.ceil(p.c / DEPTH)
+    parts, chunks = PARTS[products], math.ceil(p.c / DEPTH)
     pitch, below = p.conv_w + _beside(p), (p.span_h - 1) // p.stride[0]
     taps = 1 if joins_taps(p) else p.s  # of a row
     phases = min(p.stride[0], p.r) * min(p.stride[1], taps)
@@ -106,7 +141,7 @@ def cost(p: Problem, t: Target, s: Any) -> float:
                                             + (DEPTH / t.lanes - vectors) * parts)
     groups = blocks * math.ceil(rows * pitch / s.tile_w)
     steps = chunks * p.r * taps
-    product = (matrix_cycles(s.tile_w // MATRIX_SIDE, s.vectors, steps, s.products)
+    product = (matrix_cycles(s.tile_w // SIDE, s.vectors, steps, products)
                * k_vectors / s.vectors)
     writing = blocks * rows * p.conv_w * k_vectors * WRITE
     near = 64.0 * parts * lines
@@ -115,5 +150,5 @@ def cost(p: Problem, t: Target, s: Any) -> float:
     lost = min(1.0, max(0.0, 4 * near / t.l2 - 2))
     far = blocks * (weights + lost * near * k_vectors / s.vectors) / FAR
     cycles = packing + max(groups * product, far) + 0.3 * far + writing
-    cycles *= SIX if s.products == 6 else 1.0
+    cycles *= SIX if products == 6 else 1.0
     return seconds(t, cycles, p.image_bytes, blocks * s.k_parts, weights=weights)
