@@ -30,10 +30,12 @@ from tilewise.planner.planner import inner_problem
 from tilewise.runtime import masks
 from tilewise.runtime.executable import mirror
 
+WRITTEN = [a for a in ALGORITHMS if a.takes == "addresses"]
 GENERATED: dict[str, Algorithm] = {
-    a.name: a for a in ALGORITHMS if a.takes == "addresses" and "forward" in a.directions}
+    a.name: a for a in WRITTEN if "forward" in a.directions and a.unit is None}
 WEIGHT_GRADIENTS: dict[str, Algorithm] = {
-    a.name: a for a in ALGORITHMS if a.takes == "addresses" and "backward_weight" in a.directions}
+    a.name: a for a in WRITTEN if "backward_weight" in a.directions and a.unit is None}
+ON_MATRIX: dict[str, Any] = {a.name: a for a in WRITTEN if a.unit == "matrix"}
 DIRECTIONS = {"forward": GENERATED, "backward_data": GENERATED,
               "backward_weight": WEIGHT_GRADIENTS}
 THREADS = 2

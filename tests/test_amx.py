@@ -15,7 +15,7 @@ import generated_code
 import harness
 import pytest
 import torch
-from harness import GENERATED, Mismatch, in_process
+from harness import GENERATED, ON_MATRIX, Mismatch, in_process
 from torch.nn import functional as F
 
 import tilewise
@@ -31,6 +31,7 @@ from tilewise.runtime.executable import Executable
 
 HERE = "amx" in [row.name for row in available()]
 needs_amx = pytest.mark.skipif(not HERE, reason="this machine has no matrix unit")
+FORWARD = {name: a for name, a in ON_MATRIX.items() if "forward" in a.directions}
 PRODUCTS = (1, 3, 6)
 LEAST = harness.sample(1000)  # problems for each number of products, empty ones not counted
 BATCHES = 16  # of each shape, which share a kernel
@@ -42,12 +43,17 @@ DEEP_ONES = (("cpu_winograd", "n2c1100h5w6k40r3s3p1_f32_forward+bias"),
              ("cpu_direct", "n2c600h5w8k40r1s1_f32_forward+bias+residual+relu+pool2"),
              ("cpu_direct", "n3c3h23w31k40r7s7u2p3_f32_forward+bias+relu"),
              ("cpu_direct", "n3c8h14w31k40r3s4p2_f32_forward+bias+relu+pool2"),
-             ("cpu_pointwise", "n8c1100h9w9k70r1s1_f32_forward"),
-             ("cpu_pointwise", "n3c1100h1w1k70r1s1_f32_forward+bias+relu"),
+             ("cpu_direct", "n8c1100h9w9k70r1s1_f32_forward"),
+             ("cpu_direct", "n3c1100h1w1k70r1s1_f32_forward+bias+relu"),
              ("cpu_winograd", "n2c40h9w10k70r3s3p1_f32_backward_data"),
              ("cpu_direct", "n2c40h9w10k70r3s5p1_f32_backward_data"),
-             ("cpu_pointwise", "n2c40h9w10k70r1s1_f32_backward_data"))
+             ("cpu_direct", "n2c40h9w10k70r1s1_f32_backward_data"))
 DEEP = "n8c512h28w28k512r3s3p1_f32_forward+bias+relu"
+
+
+def versions(name: str) -> list[Any]:
+    """An algorithm with each number of products."""
+    return [a for a in ON_MATRIX.values() if a.name.rpartition("_")[0] == name]
 
 
 # other rows
@@ -64,25 +70,23 @@ def test_rows_without_the_unit_generate_what_they_did() -> None:
 def test_plain_floats_on_the_unit_s_row_are_those_of_avx512() -> None:
     for algorithm, p, t in generated_code.kernels(("amx",)):
         s, narrow = algorithm.default(p, t), t.with_(isa="avx512")
-        same = Schedule(**{key: value for key, value in s.items() if key != "products"})
         assert (generated_code.hash_of(algorithm, p, t, s)
-                == generated_code.hash_of(algorithm, p, narrow, same))
+                == generated_code.hash_of(algorithm, p, narrow, s))
 
 
-def test_only_the_unit_s_row_has_products() -> None:
-    p = Problem.parse(DEEP)
-    for algorithm in GENERATED.values():
+def test_other_rows_have_no_unit() -> None:
+    for algorithm in ON_MATRIX.values():
         for row in ("avx512", "avx2", "generic"):
-            if not algorithm.reject(p, Target("cpu", row, 2)):
-                assert "products" not in algorithm.space(p, Target("cpu", row, 2)).tunables
-                assert len(algorithm.defaults(p, Target("cpu", row, 2))) == 1
+            said = algorithm.reject(Problem.parse(DEEP), Target("cpu", row, 2))
+            assert f"instructions are {row}, needs a matrix unit" in said
 
 
 def test_tasks_end_where_windows_do() -> None:
     p, t = Problem.parse("n1c64h15w15k64r3s3p1_f32_forward+pool2"), Target("cpu", "amx", 2)
-    s = GENERATED["cpu_direct"].defaults(p, t)[-1]
+    algorithm = ON_MATRIX["cpu_direct_bf16"]
+    s = algorithm.default(p, t)
     legal = [rows for rows in range(1, 60)
-             if s.with_(block_rows=rows) in GENERATED["cpu_direct"].space(p, t)]
+             if s.with_(block_rows=rows) in algorithm.space(p, t)]
     assert legal == [2, 4, 8, 14, 16, 28]
 
 
@@ -100,19 +104,8 @@ def test_parts_add_up() -> None:
 
 
 def able(p: Problem, t: Target, products: int) -> list[str]:
-    return [name for name, a in GENERATED.items() if not a.reject(inner_problem(a, p), t)
-            and products in a.space(inner_problem(a, p), t).tunables.get("products", ())
-            and any(s["products"] == products for s in _starts(name, p, t))]
-
-
-def _starts(name: str, p: Problem, t: Target) -> tuple[Schedule, ...]:
-    """Legal schedules of each number of products."""
-    a = GENERATED[name]
-    inner = inner_problem(a, p)
-    found = {s["products"]: s for s in a.defaults(inner, t)}
-    if name == "cpu_winograd":  # one product is legal, and never a default
-        found[1] = found[3].with_(products=1)
-    return tuple(found.values())
+    return [name for name, a in FORWARD.items()
+            if a.products == products and not a.reject(inner_problem(a, p), t)]
 
 
 def run_random(products: int, chunk: int) -> dict[str, Any]:
@@ -128,13 +121,10 @@ def run_random(products: int, chunk: int) -> dict[str, Any]:
         if not names:
             continue
         name = min(names, key=lambda name: ran[name])
-        a, batches = GENERATED[name], rng.sample(range(1, 20), BATCHES)
+        a, batches = FORWARD[name], rng.sample(range(1, 20), BATCHES)
         p = inner_problem(a, p).with_(n=max(batches))
-        start = next(s for s in _starts(name, p, target) if s["products"] == products)
-        s = start if number % 2 else a.space(p, target).sample(rng, start).with_(
-            products=products)
-        if s not in a.space(p, target):
-            s = start
+        start = a.default(p, target)
+        s = start if number % 2 else a.space(p, target).sample(rng, start)
         print(harness.describe(a, p, target, s), batches)
         try:
             harness.check(a, p, target, s, number, [0, *batches] if number % 5 == 0 else batches)
@@ -166,10 +156,7 @@ def test_random_problems_stay_within_the_declared_error(outcomes: Any, products:
     outcome = outcomes[products]
     assert outcome["failures"] == []
     assert sum(outcome["ran"].values()) >= LEAST
-    offering = [a.name for a in GENERATED.values()
-                if "products" in a.space(Problem.parse("n1c32h8w8k32r1s1_f32_forward")
-                                         if a.name == "cpu_pointwise" else Problem.parse(DEEP),
-                                         Target("cpu", "amx", 2)).tunables]
+    offering = [a.name for a in FORWARD.values() if a.products == products]
     assert min(outcome["ran"][name] for name in offering) >= FLOOR
 
 
@@ -178,13 +165,11 @@ def run_deep() -> dict[str, list[str]]:
     target = Target.host("amx", harness.THREADS)
     failures, ran = [], []
     for name, text in DEEP_ONES:
-        a, p = GENERATED[name], Problem.parse(text)
-        for start in _starts(name, p, target):
-            if not start["products"]:
-                continue
+        p = Problem.parse(text)
+        for a in versions(name):
             try:
-                harness.check(a, p, target, start)
-                ran.append(f"{name} {start['products']}")
+                harness.check(a, p, target, a.default(inner_problem(a, p), target))
+                ran.append(a.name)
             except Mismatch as mismatch:
                 failures.append(str(mismatch))
     return {"ran": ran, "failures": failures}
@@ -194,20 +179,21 @@ def run_deep() -> dict[str, list[str]]:
 def test_deep_problems_and_gradients_of_inputs() -> None:
     outcome = in_process("test_amx:run_deep")
     assert outcome["failures"] == []
-    assert len(outcome["ran"]) == len(DEEP_ONES) * len(PRODUCTS)
+    assert len(outcome["ran"]) == sum(len(versions(name)) for name, _ in DEEP_ONES)
 
 
 @pytest.mark.parametrize(("name", "text"), [
-    ("cpu_pointwise", "n1c2048h9w9k64r1s1_f32_forward"),
+    ("cpu_direct", "n1c2048h9w9k64r1s1_f32_forward"),
     ("cpu_direct", "n1c2048h9w9k64r3s3p1_f32_forward"),
     ("cpu_winograd", "n1c2048h9w9k64r3s3p1_f32_forward")])
 def test_passes_share_their_code(name: str, text: str) -> None:
-    target, a, p = Target("cpu", "amx", 2), GENERATED[name], Problem.parse(text)
-    for s in _starts(name, p, target):
-        if s["products"]:
-            lines = str(a._module(s).make(a._seen(p, s), s, target.row).ir).splitlines()
-            made = [line for line in lines if line.startswith("define") and "product_" in line]
-            assert 2 <= len(made) <= 3
+    target, p = Target("cpu", "amx", 2), Problem.parse(text)
+    for a in versions(name):
+        s = a.default(p, target)
+        module = a.kernel().make(a.seen_by_kernel(p), s, target.row, *a.more)
+        lines = str(module.ir).splitlines()
+        made = [line for line in lines if line.startswith("define") and "product_" in line]
+        assert 2 <= len(made) <= 3
 
 
 # what a precision admits
@@ -219,25 +205,30 @@ def planned(text: str, precision: str) -> Any:
                                     bits=BITS[precision])
 
 
+def products_of(plan: Any) -> int:
+    """Of a plan; 0 is plain float32."""
+    return ON_MATRIX[plan.algorithm].products if plan.algorithm in ON_MATRIX else 0
+
+
 def test_precision_decides_how_many_products() -> None:
-    assert planned(DEEP, "highest").schedule.get("products") in (0, 6)
+    assert products_of(planned(DEEP, "highest")) in (0, 6)
     high = planned(DEEP, "high")
-    assert high.schedule["products"] == 3
+    assert products_of(high) == 3
     assert high.error <= PRECISIONS["high"]
 
 
 def test_a_caller_s_bound_decides_alone() -> None:
     target = Target("cpu", "amx", 2, l1=48 << 10, l2=2 << 20, l3=32 << 20)
     p, planner = Problem.parse(DEEP), Planner(ALGORITHMS)
-    assert planner.plan(p, target, max_error=1e-4).schedule["products"] == 3
-    assert planner.plan(p, target, max_error=1e-5).schedule["products"] in (0, 6)
+    assert products_of(planner.plan(p, target, max_error=1e-4)) == 3
+    assert products_of(planner.plan(p, target, max_error=1e-5)) in (0, 6)
 
 
 @needs_amx
 def test_explain_tells_what_another_precision_would_give() -> None:
     text = str(tilewise.explain(DEEP, target=Target.host("amx", 2)))
     assert "products keep 16 bits, need 24" in text
-    assert "products=3" in text
+    assert "cpu_winograd_bf16x3" in text
 
 
 @needs_amx
@@ -248,7 +239,7 @@ def test_gradients_of_inputs_run_on_the_unit() -> None:
     exact = F.conv_transpose2d(torch.ones(2, 128, 28, 28).double(), weight.double(), padding=1)
     with precision("high"), noted() as plans:
         tilewise.conv2d(x, weight, padding=1).sum().backward()
-    products = {plan.problem.direction: plan.schedule.get("products") for plan in plans}
+    products = {plan.problem.direction: products_of(plan) for plan in plans}
     assert products == {"forward": 3, "backward_data": 3}
     assert x.grad is not None
     assert float((x.grad - exact).norm() / exact.norm()) < PRECISIONS["high"]
@@ -269,21 +260,19 @@ def test_what_is_prepared_is_told_apart_by_all_it_depends_on() -> None:
     """Of problems that one weight may meet: same key, same bits."""
     target, planner = Target.host("amx", 2), Planner(ALGORITHMS)
     seen: dict[str, torch.Tensor] = {}
-    for name in ("cpu_direct", "cpu_pointwise", "cpu_winograd"):
+    for algorithm in [GENERATED["cpu_direct"], GENERATED["cpu_pointwise"],
+                      GENERATED["cpu_winograd"], *FORWARD.values()]:
         for end in ("u1", "u2", "p1d2", "p2", "p1+pool2"):
             geometry, _, pool = end.partition("+")
-            size = 1 if name == "cpu_pointwise" else 3
+            size = 1 if algorithm.name == "cpu_pointwise" else 3
             p = Problem.parse(f"n2c3h20w20k40r{size}s{size}{geometry}_f32_forward"
                               + (f"+{pool}" if pool else ""))
-            algorithm = GENERATED[name]
-            inner = inner_problem(algorithm, p)
-            if algorithm.reject(inner, target):
+            if algorithm.reject(inner_problem(algorithm, p), target):
                 continue
             weight = random_operands(p)[1]
-            for s in algorithm.defaults(inner, target):
-                run = Executable(planner.plan(p, target, algorithm=name, schedule=s), algorithm)
-                made = run.prepare(weight).flatten().view(torch.int32)
-                assert torch.equal(seen.setdefault(run.weight_key, made), made), run.weight_key
+            run = Executable(planner.plan(p, target, algorithm=algorithm.name), algorithm)
+            made = run.prepare(weight).flatten().view(torch.int32)
+            assert torch.equal(seen.setdefault(run.weight_key, made), made), run.weight_key
     assert len(seen) > 10
 
 

@@ -12,6 +12,7 @@ from faults import changed, replaced
 from test_amx import needs_amx
 from test_mutations import PADDED, POOLED, Mutation, check, next_bias, whole_vectors
 
+from tilewise.kernels import matrix
 from tilewise.kernels.cpu import (
     amx,
     direct_amx,
@@ -40,13 +41,13 @@ MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
 SPLIT, GATHER = parts.split, direct_prepare_amx._Vector._gather
 PAIRS = parts.split_pairs
 WEIGHT = "n2c37h17w19k40r3s3p1_f32_backward_weight"  # three tiles of rows, several blocks
-BANDS = {"products": 3, "order": "bands", "tiles": 32, "parts": 2}
-PIXELS = {"products": 1, "tiles": 32}
+BANDS = {"order": "bands", "tiles": 32, "parts": 2}
+PIXELS = {"tiles": 32}
 
 
 def without_product(products: int, which: int) -> Callable[..., None]:
-    pairs = parts.PAIRS[products]
-    return lambda patch: patch.setitem(parts.PAIRS, products, pairs[:which] + pairs[which + 1:])
+    pairs = matrix.PAIRS[products]
+    return lambda patch: patch.setitem(matrix.PAIRS, products, pairs[:which] + pairs[which + 1:])
 
 
 def always(module: Any, fresh: bool, name: str = "multiply") -> Callable[..., None]:
@@ -80,129 +81,117 @@ def another_band(self: Any, f: Function, scratch: Any, first: Any, start: Any, s
 READ = winograd_weight.Gradient.read
 MUTATIONS = {
     "one of three products is left out": Mutation(
-        without_product(3, 2), "cpu_direct", PADDED, {"products": 3}),
+        without_product(3, 2), "cpu_direct_bf16x3", PADDED),
     "one of six products is left out": Mutation(
-        without_product(6, 4), "cpu_winograd", PADDED, {"products": 6}),
+        without_product(6, 4), "cpu_winograd_bf16x6", PADDED),
     "the second part repeats the first": Mutation(
         replaced(direct_amx, "split", lambda f, value, count: SPLIT(f, value, 1) * count),
-        "cpu_pointwise", BARE, {"products": 3}),
+        "cpu_direct_bf16x3", BARE),
     "tiles of rows are swapped": Mutation(
-        replaced(direct_amx, "multiply", rows_of_a_swapped), "cpu_direct", PADDED,
-        {"products": 1}),
+        replaced(direct_amx, "multiply", rows_of_a_swapped), "cpu_direct_bf16", PADDED),
     "a row of a tile is its neighbour's": Mutation(
         replaced(winograd_amx._OnTiles, "_v_of_tile", lambda self, tile:
                  (tile // 16) * self.g.v_rows + (tile % 16 - tile % 2) * LINE),
-        "cpu_winograd", PADDED, {"products": 3}),
+        "cpu_winograd_bf16x3", PADDED),
     "pairs of channels are swapped": Mutation(
         replaced(direct_prepare_amx, "split_pairs", lambda f, low, high, parts: PAIRS(
-            f, high, low, parts)), "cpu_pointwise", BARE, {"products": 1}),
+            f, high, low, parts)), "cpu_direct_bf16", BARE),
     "the last block of weights is as wide as the others": Mutation(
-        changed(geometry.BlocksOfK, "has_tail", lambda tail: False), "cpu_pointwise",
-        BARE, {"products": 3}),
+        changed(geometry.BlocksOfK, "has_tail", lambda tail: False), "cpu_direct_bf16x3",
+        BARE),
     "an odd channel is left out": Mutation(
         changed(direct_prepare_amx.Geometry, "values", lambda values: values - values % 2),
-        "cpu_pointwise", BARE, {"products": 1}),
+        "cpu_direct_bf16", BARE),
     "a tap reads the next pixel": Mutation(
         changed(direct_amx.Geometry, "starts", lambda starts: [
-            (at + LINE * (tap == 4), tap) for at, tap in starts]), "cpu_direct", STRIDED,
-        {"products": 1}),
+            (at + LINE * (tap == 4), tap) for at, tap in starts]), "cpu_direct_bf16", STRIDED),
     "two taps read each other's phase": Mutation(
         changed(direct_amx.Geometry, "starts", lambda starts: [
-            (starts[1][0], 0), (starts[0][0], 1), *starts[2:]]), "cpu_direct", STRIDED,
-        {"products": 1}),
+            (starts[1][0], 0), (starts[0][0], 1), *starts[2:]]), "cpu_direct_bf16", STRIDED),
     "pooling takes the first": Mutation(
-        replaced(direct_amx, "pool", lambda window: window[0]), "cpu_direct", POOLED,
-        {"products": 1}),
+        replaced(direct_amx, "pool", lambda window: window[0]), "cpu_direct_bf16", POOLED),
     "pooling leaves out the last": Mutation(
-        replaced(direct_amx, "pool", lambda window: epilogue.pool(window[:-1])), "cpu_direct",
-        ADDED, {"products": 1}),
+        replaced(direct_amx, "pool", lambda window: epilogue.pool(window[:-1])), "cpu_direct_bf16",
+        ADDED),
     "sums that wait to be pooled share their place": Mutation(
-        changed(direct_amx.Geometry, "wait", lambda wait: False), "cpu_direct", POOLED,
-        {"products": 1}),
+        changed(direct_amx.Geometry, "wait", lambda wait: False), "cpu_direct_bf16", POOLED),
     "a window's residuals are all the first's": Mutation(
         replaced(direct_amx, "finish", lambda f, value, end, bias, residual, count:
                  epilogue.finish(f, value, end, bias, (residual[0], bias[1]), count)),
-        "cpu_direct", ADDED, {"products": 1}),
+        "cpu_direct_bf16", ADDED),
     "padding beside joined taps is not cleared": Mutation(
-        replaced(direct_amx, "emit_zero", lambda *_: None), "cpu_direct", FEW, {"products": 1}),
+        replaced(direct_amx, "emit_zero", lambda *_: None), "cpu_direct_bf16", FEW),
     "joined taps are in another order": Mutation(
         replaced(direct_prepare_amx._Vector, "_gather", lambda self, value, tap: GATHER(
-            self, value % 3 * 3 + value // 3, tap)), "cpu_direct", FEW, {"products": 1}),
+            self, value % 3 * 3 + value // 3, tap)), "cpu_direct_bf16", FEW),
     "a row of joined taps lies among the packed ones": Mutation(
-        changed(direct_amx.Geometry, "sums_start", lambda start: start - 64), "cpu_direct", FEW,
-        {"products": 1}),
+        changed(direct_amx.Geometry, "sums_start", lambda start: start - 64), "cpu_direct_bf16",
+        FEW),
     "padding is not cleared": Mutation(
-        replaced(direct_amx._Direct, "_clear", clears_nothing), "cpu_direct", PADDED,
-        {"products": 1}),
+        replaced(direct_amx._Direct, "_clear", clears_nothing), "cpu_direct_bf16", PADDED),
     "the depth is not filled up": Mutation(
-        replaced(winograd_amx._OnTiles, "_fill_up", lambda self, f: None), "cpu_winograd", PADDED,
-        {"products": 3}),
+        replaced(winograd_amx._OnTiles, "_fill_up", lambda self, f: None), "cpu_winograd_bf16x3",
+        PADDED),
     "sums begin with what was there": Mutation(
-        always(direct_amx, fresh=False), "cpu_direct", PADDED, {"products": 1}),
+        always(direct_amx, fresh=False), "cpu_direct_bf16", PADDED),
     "the second pass forgets the first": Mutation(
-        always(winograd_amx, True, "multiply_column"), "cpu_winograd", LONG, {"products": 3}),
+        always(winograd_amx, True, "multiply_column"), "cpu_winograd_bf16x3", LONG),
     "all blocks of a column are the first": Mutation(
-        replaced(winograd_amx, "multiply_column", without_next), "cpu_winograd", WIDE,
-        {"products": 3}),
+        replaced(winograd_amx, "multiply_column", without_next), "cpu_winograd_bf16x3", WIDE),
     "the first operands of a block are the last's": Mutation(
-        replaced(amx._Unit, "load_first", lambda unit, a, b: None), "cpu_winograd", PADDED,
-        {"products": 3}),
+        replaced(amx._Unit, "load_first", lambda unit, a, b: None), "cpu_winograd_bf16x3", PADDED),
     "the second pass over pixels forgets the first": Mutation(
-        always(direct_amx, fresh=True), "cpu_pointwise", MANY,
-        {"products": 3, "block_rows": 64}),
+        always(direct_amx, fresh=True), "cpu_direct_bf16x3", MANY, {"block_rows": 64}),
     "a pass reads the weights of the one before": Mutation(
-        changed(tiling.Partition, "start", lambda start: start - 1), "cpu_pointwise", MANY,
-        {"products": 3, "block_rows": 64}),
+        changed(tiling.Partition, "start", lambda start: start - 1), "cpu_direct_bf16x3", MANY,
+        {"block_rows": 64}),
     "pixels of the next image are left out": Mutation(
-        changed(direct_amx.Geometry, "tasks", lambda tasks: tasks - 1), "cpu_pointwise", BARE,
-        {"products": 1}),
-    "tails are loaded whole": Mutation(whole_vectors("load"), "cpu_pointwise", BARE,
-                                       {"products": 1}),
-    "tails are stored whole": Mutation(whole_vectors("store"), "cpu_pointwise", BARE,
-                                       {"products": 1}),
+        changed(direct_amx.Geometry, "tasks", lambda tasks: tasks - 1), "cpu_direct_bf16", BARE),
+    "tails are loaded whole": Mutation(whole_vectors("load"), "cpu_direct_bf16", BARE),
+    "tails are stored whole": Mutation(whole_vectors("store"), "cpu_direct_bf16", BARE),
     "the last columns count as a whole block": Mutation(
-        changed(geometry.BlocksOfK, "has_tail", lambda _: False), "cpu_direct", PADDED,
-        {"products": 1}),
+        changed(geometry.BlocksOfK, "has_tail", lambda _: False), "cpu_direct_bf16", PADDED),
     "scratch is too small": Mutation(
-        changed(direct_amx.Geometry, "pack_floats", lambda floats: floats - 16), "cpu_direct",
-        PADDED, {"products": 1}),
+        changed(direct_amx.Geometry, "pack_floats", lambda floats: floats - 16), "cpu_direct_bf16",
+        PADDED),
     "the bias is the neighbour's": Mutation(
-        replaced(direct_amx, "finish", next_bias), "cpu_direct", PADDED, {"products": 1}),
+        replaced(direct_amx, "finish", next_bias), "cpu_direct_bf16", PADDED),
     "channels of a prepared pair are swapped": Mutation(
         replaced(winograd_prepare_amx, "split_pairs",
-                 lambda f, low, high, count: PAIRS(f, high, low, count)), "cpu_winograd", PADDED,
-        {"products": 3}),
+                 lambda f, low, high, count: PAIRS(f, high, low, count)),
+        "cpu_winograd_bf16x3", PADDED),
     "a product of a weight's gradient is left out": Mutation(
-        without_product(6, 3), "cpu_direct_weight", WEIGHT, {"products": 6, "tiles": 64}),
+        without_product(6, 3), "cpu_direct_weight_bf16x6", WEIGHT, {"tiles": 64}),
     "an item stands for its neighbour": Mutation(
         replaced(outer_amx, "split_pairs", lambda f, low, high, count: PAIRS(f, low, low, count)),
-        "cpu_direct_weight", WEIGHT, PIXELS),
+        "cpu_direct_weight_bf16", WEIGHT, PIXELS),
     "the second part of items repeats the first": Mutation(
         replaced(outer_amx, "split_pairs",
                  lambda f, low, high, count: PAIRS(f, low, high, 1) * count),
-        "cpu_winograd_weight", WEIGHT, BANDS),
+        "cpu_winograd_weight_bf16x3", WEIGHT, BANDS),
     "tiles are not turned": Mutation(
-        replaced(outer_amx, "transpose", lambda f, rows: rows), "cpu_direct_weight", WEIGHT,
+        replaced(outer_amx, "transpose", lambda f, rows: rows), "cpu_direct_weight_bf16", WEIGHT,
         PIXELS),
     "items that do not exist are not cleared": Mutation(
-        replaced(outer.OuterSums, "_clear", lambda *_: None), "cpu_direct_weight", WEIGHT, PIXELS),
+        replaced(outer.OuterSums, "_clear", lambda *_: None), "cpu_direct_weight_bf16", WEIGHT,
+        PIXELS),
     "the next block of items forgets the sums": Mutation(
-        always(outer_amx, fresh=True), "cpu_winograd_weight", WEIGHT, BANDS),
+        always(outer_amx, fresh=True), "cpu_winograd_weight_bf16x3", WEIGHT, BANDS),
     "sums of items begin with what was there": Mutation(
-        always(outer_amx, fresh=False), "cpu_direct_weight", WEIGHT, PIXELS),
+        always(outer_amx, fresh=False), "cpu_direct_weight_bf16", WEIGHT, PIXELS),
     "the last tile of rows is left out": Mutation(
         changed(outer.OuterGeometry, "k_padded", lambda rows: rows - rows % 32),
-        "cpu_direct_weight", WEIGHT, PIXELS),
+        "cpu_direct_weight_bf16", WEIGHT, PIXELS),
     "a band reads its neighbour's rows": Mutation(
-        replaced(winograd_weight.Gradient, "read", another_band), "cpu_winograd_weight", WEIGHT,
-        BANDS),
+        replaced(winograd_weight.Gradient, "read", another_band), "cpu_winograd_weight_bf16x3",
+        WEIGHT, BANDS),
     "workers pack over each other's end": Mutation(
         changed(outer_amx.TileGeometry, "worker_floats", lambda floats: floats - 16),
-        "cpu_winograd_weight", WEIGHT, BANDS),
+        "cpu_winograd_weight_bf16x3", WEIGHT, BANDS),
     "tiles are not configured for items": Mutation(
-        replaced(outer_amx.OuterOnTiles, "tiles", False), "cpu_direct_weight", WEIGHT, PIXELS),
+        replaced(outer_amx.OuterOnTiles, "tiles", False), "cpu_direct_weight_bf16", WEIGHT, PIXELS),
     "tiles are not configured": Mutation(
-        replaced(amx, "configure", lambda f: None), "cpu_direct", PADDED, {"products": 1}),
+        replaced(amx, "configure", lambda f: None), "cpu_direct_bf16", PADDED),
 }
 
 

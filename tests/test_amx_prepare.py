@@ -26,7 +26,7 @@ def prepared(make: Any, geometry: Any, weight: torch.Tensor, side: str) -> torch
     """By the generated code, which touches nothing beside the weight and its result."""
     target = Target.host("amx", 2)
     values = weight.as_strided((weight.numel(),), (1,), 0)
-    return launch_guarded(launcher(make, geometry.p, geometry.s, target.row),
+    return launch_guarded(launcher(make, geometry.p, geometry.s, target.row, geometry.products),
                           {"x": torch.tensor(weight.stride()), "weight": values},
                           {"y": geometry.weight_floats}, 1, target.threads, side)["y"]
 
@@ -36,7 +36,7 @@ def run_direct() -> list[str]:
     wrong = []
     for (c, k, r, taps), products, vectors in itertools.product(DIRECT, (1, 3, 6), (1, 2)):
         p = Problem(1, c, r, taps, k, r, taps)
-        g = direct_amx.Geometry(p, Schedule(vectors=vectors, products=products), 16)
+        g = direct_amx.Geometry(p, Schedule(vectors=vectors), 16, products)
         weight = torch.randn(k, c, r, taps, generator=torch.Generator().manual_seed(k))
         for side, given in (("start", weight),
                             ("end", weight.contiguous(memory_format=torch.channels_last))):
@@ -57,10 +57,10 @@ def run_shapes() -> list[str]:
     for number, ((c, k, r, taps), products) in enumerate(itertools.product(SHAPES, (1, 3, 6))):
         p = Problem(1, c, r, taps, k, r, taps)
         s = Schedule(tile_h=4 if r > 1 else 1, tile_w=4, order=ORDERS[(number + number // 3) % 3],
-                     vectors=1 + number % 2 * (k > 16), products=products)
+                     vectors=1 + number % 2 * (k > 16))
         print(p, s)
         weight = torch.randn(k, c, r, taps, generator=torch.Generator().manual_seed(number))
-        geometry = Geometry(p, s, target.lanes)
+        geometry = Geometry(p, s, target.lanes, products)
         expected = geometry.pack_weight(weight).view(torch.bfloat16).double()
         for side, given in (("start", weight),
                             ("end", weight.contiguous(memory_format=torch.channels_last))):

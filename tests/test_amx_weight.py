@@ -10,42 +10,39 @@ from typing import Any
 import harness
 import pytest
 import torch
-from harness import WEIGHT_GRADIENTS, Mismatch, in_process
-from test_amx import needs_amx, planned, precision
+from harness import ON_MATRIX, Mismatch, in_process
+from test_amx import needs_amx, planned, precision, products_of
 
 import tilewise
-from tilewise.core import Epilogue, Problem, Schedule, Target
+from tilewise.core import Epilogue, Problem, Target
 from tilewise.frontend.sharing import noted
 from tilewise.runtime.engine import PRECISIONS
 
 PRODUCTS = (1, 3, 6)
-NAMES = ("cpu_winograd_weight", "cpu_direct_weight")
 LEAST = 300  # problems for each number of products, empty ones not counted
 BATCHES = 28  # of each shape, which share a kernel
 LARGEST = 5  # filter: larger ones take seconds to compile
 # several blocks of items, odd numbers of tiles, more than one part, every order
 BLOCKS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("cpu_winograd_weight", {"products": 6, "order": "parts", "parts": 3, "tiles": 32}),
-    ("cpu_winograd_weight", {"products": 3, "order": "bands", "parts": 2, "tiles": 32}),
-    ("cpu_winograd_weight", {"products": 1, "order": "bands", "parts": 1, "tiles": 64,
-                             "vectors": 1}),
-    ("cpu_winograd_weight", {"products": 3, "order": "shared", "parts": 1, "tiles": 32,
+    ("cpu_winograd_weight_bf16x6", {"order": "parts", "parts": 3, "tiles": 32}),
+    ("cpu_winograd_weight_bf16x3", {"order": "bands", "parts": 2, "tiles": 32}),
+    ("cpu_winograd_weight_bf16x6", {"order": "bands", "parts": 1, "tiles": 64, "vectors": 1}),
+    ("cpu_winograd_weight_bf16x3", {"order": "shared", "parts": 1, "tiles": 32,
                              "blocks": 2}),
-    ("cpu_direct_weight", {"products": 6, "parts": 3, "tiles": 32}),
-    ("cpu_direct_weight", {"products": 3, "parts": 1, "tiles": 256, "vectors": 1}),
-    ("cpu_direct_weight", {"products": 1, "parts": 2, "tiles": 96}))
+    ("cpu_direct_weight_bf16x6", {"parts": 3, "tiles": 32}),
+    ("cpu_direct_weight_bf16x3", {"parts": 1, "tiles": 256, "vectors": 1}),
+    ("cpu_direct_weight_bf16", {"parts": 2, "tiles": 96}))
 PROBLEM = Problem.parse("n3c80h19w21k43r3s3p1_f32_backward_weight")
 DEEP = "n8c512h28w28k512r3s3p1_f32_backward_weight"
 STRIDED = "n16c256h28w28k256r3s3u2p1_f32_backward_weight"
 
 
+def names(products: int) -> list[str]:
+    return [name for name, a in ON_MATRIX.items()
+            if a.products == products and "backward_weight" in a.directions]
+
+
 # in processes of their own: a kernel may crash
-
-
-def _start(name: str, p: Problem, t: Target, products: int) -> Schedule:
-    """One product is legal for Winograd, and never a default."""
-    defaults = {s["products"]: s for s in WEIGHT_GRADIENTS[name].defaults(p, t)}
-    return defaults[products] if products in defaults else defaults[3].with_(products=products)
 
 
 def run_random(products: int) -> dict[str, Any]:
@@ -56,16 +53,17 @@ def run_random(products: int) -> dict[str, Any]:
     failures: list[str] = []
     while sum(ran.values()) < LEAST and len(failures) < 10:
         p = harness.random_problem(rng).with_(direction="backward_weight", epilogue=Epilogue())
-        able = [name for name in NAMES if not WEIGHT_GRADIENTS[name].reject(p, target)]
-        name = min(able, key=lambda name: ran[name])
-        if max(p.r, p.s) > LARGEST or ran[name] > LEAST / 2:
+        able = [name for name in names(products) if not ON_MATRIX[name].reject(p, target)]
+        if not able:
             continue
-        a, batches = WEIGHT_GRADIENTS[name], rng.sample(range(1, 30), BATCHES)
+        name = min(able, key=lambda name: ran[name])
+        if max(p.r, p.s) > LARGEST or ran[name] > LEAST / len(names(products)):
+            continue
+        a, batches = ON_MATRIX[name], rng.sample(range(1, 30), BATCHES)
         p, number = p.with_(n=max(batches)), sum(ran.values())
-        s = _start(name, p, target, products)
+        s = a.default(p, target)
         if number // BATCHES % 4 > 1:
-            other = a.space(p, target).sample(rng, s).with_(products=products)
-            s = other if other in a.space(p, target) else s
+            s = a.space(p, target).sample(rng, s)
         print(harness.describe(a, p, target, s), batches)
         try:
             harness.check(a, p, target, s, number, [0, *batches] if number % 3 == 0 else batches)
@@ -81,8 +79,8 @@ def run_blocks() -> dict[str, Any]:
     target, failures = Target.host("amx", harness.THREADS), []
     o = harness.operands(PROBLEM, "floats", seed=1)
     for name, tunables in BLOCKS:
-        a = WEIGHT_GRADIENTS[name]
-        s = _start(name, PROBLEM, target, tunables["products"]).with_(**tunables)
+        a = ON_MATRIX[name]
+        s = a.default(PROBLEM, target).with_(**tunables)
         assert s in a.space(PROBLEM, target), s
         try:
             harness.check(a, PROBLEM, target, s)
@@ -110,8 +108,8 @@ def outcomes() -> dict[Any, dict[str, Any]]:
 def test_random_gradients_stay_within_the_declared_error(outcomes: Any, products: int) -> None:
     outcome = outcomes[products]
     assert outcome["failures"] == []
-    assert min(outcome["ran"][name] for name in NAMES) >= LEAST // 3
-    assert set(outcome["orders"]) >= {"parts", "bands"}
+    assert min(outcome["ran"][name] for name in names(products)) >= LEAST // 3
+    assert set(outcome["orders"]) >= ({"parts", "bands"} if products > 1 else {"parts"})
 
 
 @needs_amx
@@ -122,8 +120,8 @@ def test_every_order_is_right_and_repeats_itself(outcomes: Any) -> None:
 
 def test_parts_need_no_room_for_threads_without_one() -> None:
     p, t = Problem.parse(STRIDED), Target("cpu", "amx", 2)
-    algorithm = WEIGHT_GRADIENTS["cpu_direct_weight"]
-    (s,) = [s for s in algorithm.defaults(p, t) if s.get("products") == 3]
+    algorithm = ON_MATRIX["cpu_direct_weight_bf16x3"]
+    s = algorithm.default(p, t)
     assert s["order"] == "parts"
     assert algorithm.workspace(p, t, s) == algorithm.workspace(p, t.with_(threads=64), s)
 
@@ -133,13 +131,11 @@ def test_parts_need_no_room_for_threads_without_one() -> None:
 
 def test_precision_decides_how_many_products() -> None:
     for text in (DEEP, STRIDED):
-        assert planned(text, "highest").schedule.get("products", 0) in (0, 6)
+        assert products_of(planned(text, "highest")) in (0, 6)
         high = planned(text, "high")
-        assert high.schedule["products"] == 3
+        assert products_of(high) == 3
         assert high.error <= PRECISIONS["high"]
-    assert planned(STRIDED, "medium").schedule["products"] == 1
-    medium = planned(DEEP, "medium")
-    assert medium.algorithm == "cpu_direct_weight" or medium.schedule["products"] != 1
+    assert products_of(planned(STRIDED, "medium")) == 1
 
 
 @needs_amx
@@ -158,5 +154,5 @@ def test_gradients_of_weights_run_on_the_unit() -> None:
         assert weight.grad is not None
         error = float((weight.grad - exact).norm() / exact.norm())
         assert error <= plan.error <= PRECISIONS[setting]
-        found[setting] = plan.schedule.get("products", 0)
+        found[setting] = products_of(plan)
     assert found == {"highest": 0, "high": 3}

@@ -15,13 +15,14 @@ from test_mutations import Mutation, next_bias, whole_vectors
 from torch.nn import functional as F
 
 from tilewise.algorithms import LINEAR
+from tilewise.algorithms.cpu_few_rows import CpuFewRows
 from tilewise.core import Epilogue, Problem, Schedule, Target
 from tilewise.core.isa import available
 from tilewise.kernels.cpu import emit, few_rows, few_rows_prepare
 from tilewise.kernels.cpu.launch import launcher
 
-FEW = next(a for a in LINEAR if a.name == "cpu_few_rows")
 STORED = (32, 24, 16)
+FEW: dict[int, Any] = {a.stored: a for a in LINEAR if isinstance(a, CpuFewRows)}
 SHAPES = 5  # of each number of bits and row of instructions
 FLOOR = 8 * SHAPES * len(STORED)
 ODD = "n7c203h1w1k29r1s1_f32_forward+bias+relu"
@@ -30,10 +31,10 @@ ODD = "n7c203h1w1k29r1s1_f32_forward+bias+relu"
 def linear(x: torch.Tensor, weight: torch.Tensor, bits: int) -> torch.Tensor:
     """By the kernel, between unmapped pages."""
     p = Problem(x.shape[0], x.shape[1], 1, 1, weight.shape[0], 1, 1)
-    t, s = Target.host(threads=harness.THREADS), Schedule(bits=bits, streams=4)
+    t, s, few = Target.host(threads=harness.THREADS), Schedule(streams=4), FEW[bits]
     o = harness.Operands(x[:, :, None, None], weight[:, :, None, None], None, None)
-    prepared = FEW.prepare(p, t, s, o.weight).view(torch.int32)  # NaN would not equal itself
-    return harness.run(FEW, p, t, s, o, prepared).flatten(1)
+    prepared = few.prepare(p, t, s, o.weight).view(torch.int32)  # NaN would not equal itself
+    return harness.run(few, p, t, s, o, prepared).flatten(1)
 
 
 # weights in fewer bits
@@ -90,14 +91,14 @@ def test_values_that_are_no_numbers_stay_where_they_are(bits: int) -> None:
 @pytest.mark.parametrize("bits", [24, 16])
 @pytest.mark.parametrize("c", [1, 64, 203, 320])
 def test_prepared_weights_are_those_of_torch(bits: int, c: int) -> None:
-    p, s = Problem(1, c, 1, 1, 29, 1, 1), Schedule(bits=bits, streams=4)
+    p, s = Problem(1, c, 1, 1, 29, 1, 1), Schedule(streams=4)
     weight = torch.randn(p.k, c, 1, 1)
     weight.view(-1)[::7] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 3.4e38]).repeat(
         weight.numel())[:weight.view(-1)[::7].numel()]
     for isa in available():
-        geometry = few_rows.Geometry(p, s, isa.lanes)
+        geometry = few_rows.Geometry(p, s, isa.lanes, bits)
         expected = geometry.pack_weight(weight).reshape(p.k, -1)
-        launch = launcher(few_rows_prepare.make, p, s, isa)
+        launch = launcher(few_rows_prepare.make, p, s, isa, bits)
         found = launch_guarded(launch, {"weight": weight.flatten().view(torch.int32)},
                                {"y": p.k * geometry.row_floats}, 1, 2, "end")["y"]
         assert torch.equal(found.view(torch.int32).reshape(p.k, -1), expected)
@@ -106,7 +107,7 @@ def test_prepared_weights_are_those_of_torch(bits: int, c: int) -> None:
 def test_as_many_bytes_as_bits_say() -> None:
     p, t = Problem(1, 4096, 1, 1, 64, 1, 1), Target.host(threads=2)
     weight = torch.randn(64, 4096, 1, 1)
-    made = [FEW.prepare(p, t, s, weight) for s in FEW.defaults(p, t)]
+    made = [few.prepare(p, t, few.default(p, t), weight) for few in FEW.values()]
     assert [8 * m.numel() * m.element_size() // weight.numel() for m in made] == [32, 24, 16]
     assert made[0].data_ptr() == weight.data_ptr()
 
@@ -114,8 +115,8 @@ def test_as_many_bytes_as_bits_say() -> None:
 def test_more_bits_err_less_than_is_declared() -> None:
     p = Problem.parse("n1c4096h1w1k4096r1s1_f32_forward")
     t = Target("cpu", "avx2", 2)
-    errors = [FEW.error(p, t, s) for s in FEW.defaults(p, t)]
-    assert [FEW.bits(s) for s in FEW.defaults(p, t)] == [24, 16, 8]
+    errors = [few.error(p, t, few.default(p, t)) for few in FEW.values()]
+    assert [few.bits for few in FEW.values()] == [24, 16, 8]
     assert errors[0] < 5e-6 < errors[1] < 2e-5 < errors[2] < 5e-3
 
 
@@ -131,10 +132,10 @@ def run_random() -> tuple[int, list[str]]:
             epilogue = Epilogue(rng.random() < 0.5, rng.random() < 0.2,
                                 rng.choice((None, "relu", "relu6")))
             p = Problem(8, rng.randint(1, 300), 1, 1, rng.randint(1, 70), 1, 1, epilogue=epilogue)
-            s = Schedule(bits=STORED[number % 3], streams=rng.choice((2, 4, 8)))
-            assert s in FEW.space(p, target)
+            few, s = FEW[STORED[number % 3]], Schedule(streams=rng.choice((2, 4, 8)))
+            assert s in few.space(p, target)
             try:
-                ran += harness.check(FEW, p, target, s, number, range(1, 9)) // 2
+                ran += harness.check(few, p, target, s, number, range(1, 9)) // 2
             except Mismatch as mismatch:
                 failures.append(str(mismatch))
     return ran, failures
@@ -150,13 +151,14 @@ def test_random_problems() -> None:
 
 
 def check(mutation: Mutation) -> None:
-    s = Schedule(streams=4, **mutation.tunables)
+    few = next(few for few in FEW.values() if few.name == mutation.algorithm)
     with faults.patched(mutation.apply):
-        harness.check(FEW, Problem.parse(mutation.problem), Target.host(threads=harness.THREADS), s)
+        harness.check(few, Problem.parse(mutation.problem), Target.host(threads=harness.THREADS),
+                      Schedule(streams=4))
 
 
 def fault(apply: faults.Patch, bits: int = 24) -> Mutation:
-    return Mutation(apply, FEW.name, ODD, {"bits": bits})
+    return Mutation(apply, FEW[bits].name, ODD)
 
 
 MUTATIONS = {

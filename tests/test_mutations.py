@@ -296,18 +296,11 @@ MUTATIONS = {
 }
 
 
-def start(algorithm: Algorithm, p: Problem, t: Target, tunables: dict[str, int]) -> Schedule:
-    """The default with as many products, changed."""
-    products = tunables.get("products", 0)
-    default = next(s for s in algorithm.defaults(p, t) if s.get("products", 0) == products)
-    return default.with_(**tunables)
-
-
 def check(mutation: Mutation) -> None:
     p = Problem.parse(mutation.problem)
-    algorithm, target = (DIRECTIONS[p.direction][mutation.algorithm],
-                         Target.host(threads=harness.THREADS))
-    s = start(algorithm, inner_problem(algorithm, p), target, mutation.tunables)
+    algorithm = next(a for a in harness.WRITTEN if a.name == mutation.algorithm)
+    target = Target.host(threads=harness.THREADS)
+    s = algorithm.default(inner_problem(algorithm, p), target).with_(**mutation.tunables)
     with faults.patched(mutation.apply):
         mutation.judge(algorithm, p, target, s)
 

@@ -58,16 +58,15 @@ def test_one_value_that_is_not_finite(value):
 
 
 @pytest.mark.parametrize("order", ["channels", "positions", "shared"])
-@pytest.mark.parametrize("products", [0, 3])
-def test_every_order_tells(order, products):
+@pytest.mark.parametrize("name", ["cpu_winograd", "cpu_winograd_bf16x3"])
+def test_every_order_tells(order, name):
     p = tilewise.Problem.parse("n2c64h16w16k70r3s3p1_f32_forward")
     t = Target.host(threads=2)
-    if products and not t.row.matrix:
+    algorithm = ENGINE.planner.algorithm(name)
+    if not algorithm.is_for(t):
         pytest.skip("no matrix unit")
-    algorithm = ENGINE.planner.algorithm("cpu_winograd")
-    first = next(s for s in algorithm.defaults(p, t) if s.get("products", 0) == products)
-    s: Schedule = first.with_(order=order, k_parts=1)
-    run = ENGINE.build(ENGINE.planner.plan(p, t, algorithm="cpu_winograd", schedule=s))
+    s: Schedule = algorithm.default(p, t).with_(order=order, k_parts=1)
+    run = ENGINE.build(ENGINE.planner.plan(p, t, algorithm=name, schedule=s))
     x, weight = operands()[0], torch.randn(70, 64, 3, 3)
     x[0, 63, 15, 15] = INF
     ready = run.ready(weight, lambda: weight)
