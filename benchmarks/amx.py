@@ -27,13 +27,14 @@ from tilewise.frontend.ops import ENGINE
 from tilewise.kernels.cpu import amx, jit, memory, peak
 from tilewise.kernels.cpu.emit import Module
 from tilewise.kernels.cpu.microkernel import Walk
-from tilewise.kernels.cpu.parts import PARTS, pack_columns, split_tensor
-from tilewise.kernels.matrix import DEPTH
+from tilewise.kernels.cpu.parts import pack_columns, split_tensor
+from tilewise.kernels.matrix import DEPTH, PARTS
 from tilewise.planner.measure import interleaved
 
 SIZES = ((256, 256, 256), (512, 512, 512), (256, 1024, 1024), (1024, 1024, 256))
 LAYERS = ("n1c64h56w56k64r3s3p1_f32_forward", "n1c512h14w14k512r3s3p1_f32_forward",
           "n1c256h28w28k256r3s3u2p1_f32_forward", "n1c2048h7w7k512r1s1_f32_forward")
+NAMES = ("vendor", "cpu_direct", "cpu_pointwise", "cpu_winograd")
 HALVES = ("n8c64h56w56k64r3s3p1_f32_forward", "n8c256h28w28k256r3s3p1_f32_forward",
           "n8c512h14w14k512r3s3p1_f32_forward", "n8c256h14w14k1024r1s1_f32_forward",
           "n8c1024h14w14k256r1s1_f32_forward", "n8c128h56w56k128r3s3u2p1_f32_forward")
@@ -132,14 +133,14 @@ def errors_of(p):
     weight = torch.randn(p.k, p.c, p.r, p.s)
     exact = F.conv2d(x.double(), weight.double(), None, p.stride, p.padding[0])
     offers = [answer.plan for answer in ENGINE.planner.candidates(p, t)
-              if answer.plan and (answer.algorithm == "vendor" or "products" in
-                                  answer.plan.schedule)]
+              if answer.plan and answer.algorithm.startswith(NAMES)]
     for plan in sorted(offers, key=lambda plan: (plan.algorithm, plan.error)):
         run = ENGINE.build(plan)
         error = (run(x, run.prepare(weight), None, None) - exact).norm() / exact.norm()
-        yield {"subject": str(p), "algorithm": plan.algorithm,
-               "products": plan.schedule.get("products", 0), "error": float(error),
-               "declared": plan.error}
+        products = getattr(ENGINE.planner.algorithm(plan.algorithm), "products", 0)
+        name = plan.algorithm.rpartition("_")[0] if products else plan.algorithm
+        yield {"subject": str(p), "algorithm": name, "products": products,
+               "error": float(error), "declared": plan.error}
 
 
 def bfloat16() -> None:
@@ -156,8 +157,7 @@ def bfloat16_of(p, t):
     weight = torch.randn(p.k, p.c, p.r, p.s).contiguous(memory_format=torch.channels_last)
     half, half_weight = x.bfloat16(), weight.bfloat16()
     offers = [answer.plan for answer in ENGINE.planner.candidates(p, t) if answer.plan]
-    plan = min((plan for plan in offers if plan.schedule.get("products") == 1),
-               key=lambda plan: plan.seconds)
+    plan = next(plan for plan in offers if plan.algorithm == "cpu_direct_bf16")
     run = ENGINE.build(plan)
     ready, padding = run.prepare(weight), p.padding[0]
     theirs, ours, between = interleaved(

@@ -62,7 +62,7 @@ def compare(c: int, k: int, size: int, args, direction: str) -> float:
     ratio = min(time.minimum for time in theirs) / mine.minimum
     line = (f"{p}  {mine.minimum * 1e3:7.2f} ms (median {mine.median * 1e3:.2f})  torch "
             f"{theirs[0].minimum * 1e3:.1f} / {theirs[1].minimum * 1e3:.1f}  {ratio:.2f}x  "
-            f"{plan.algorithm} {plan.schedule.get('products', 0)}")
+            f"{plan.algorithm}")
     if plain:
         line += (f"  highest {others[0].minimum * 1e3:.2f} (median {others[0].median * 1e3:.2f}), "
                  f"{others[0].minimum / mine.minimum:.2f}x")

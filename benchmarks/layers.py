@@ -135,18 +135,12 @@ def calls(p: Problem) -> tuple:
     return (lambda: F.conv2d(x, weight, *options), lambda: tilewise.conv2d(x, weight, *options))
 
 
-def name_of(plan: Plan) -> str:
-    """An algorithm, and what it multiplies with where it has a choice."""
-    products = plan.schedule.get("products")
-    return f"{plan.algorithm}:{products}" if products else plan.algorithm
-
-
 def compared(name: str, target: Target, rounds: int) -> dict:
     """A layer's times, and what was chosen."""
     p = problem(name)
     plan = ENGINE.plan(p, target)
     theirs, ours = interleaved(calls(p), rounds, 0.01, 4)
-    return {"subject": name, "problem": str(p), "algorithm": name_of(plan),
+    return {"subject": name, "problem": str(p), "algorithm": plan.algorithm,
             "estimate": plan.seconds, "torch": theirs.minimum, "tilewise": ours.minimum,
             "ratio": theirs.minimum / ours.minimum}
 
@@ -154,7 +148,7 @@ def compared(name: str, target: Target, rounds: int) -> dict:
 def candidates(name: str, target: Target, rounds: int) -> dict:
     """Seconds of every candidate of a layer, as benchmarks/planner.py saves them."""
     p = problem(name)
-    found = {name_of(c.plan): c.plan for c in tilewise.explain(p, target=target).candidates
+    found = {c.plan.algorithm: c.plan for c in tilewise.explain(p, target=target).candidates
              if c.plan and c.algorithm != "reference"}
     least = min(plan.seconds for plan in found.values())
     found = {key: plan for key, plan in found.items() if plan.seconds < 6 * least}
@@ -164,7 +158,7 @@ def candidates(name: str, target: Target, rounds: int) -> dict:
     seconds = {key: time.minimum for key, time in zip(found, times, strict=True)}
     best = min(seconds, key=seconds.__getitem__)
     return {"subject": name, "problem": str(p), "seconds": seconds, "torch": first.minimum,
-            "measure": best, "estimate": name_of(ENGINE.plan(p, target))}
+            "measure": best, "estimate": ENGINE.plan(p, target).algorithm}
 
 
 def fine(paths: list[Path]) -> dict[str, list[str]]:

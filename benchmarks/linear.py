@@ -27,18 +27,15 @@ VGG16 = ("25088x4096", "4096x4096", "4096x1000")
 
 
 def plans(p, t, streams):
-    """By name: the defaults of every algorithm that is not torch, and schedules beside them."""
+    """By name: the default of every algorithm that is not torch, and schedules beside them."""
     for a in LINEAR:
         if a.baseline or a.reject(p, t):
             continue
-        for s in a.defaults(p, t):
-            others = [s.with_(streams=n) for n in (2, 4, 8)] if streams and "streams" in s else [s]
-            for other in others:
-                what = {"bits": s.get("bits"), "products": s.get("products"),
-                        "streams": other.get("streams")}
-                name = " ".join(f"{key}={value}" for key, value in what.items() if value)
-                yield f"{a.name} {name}", ENGINE.planner.plan(p, t, algorithm=a.name,
-                                                              schedule=other)
+        s = a.default(p, t)
+        others = [s.with_(streams=n) for n in (2, 4, 8)] if streams and "streams" in s else [s]
+        for other in others:
+            name = f"{a.name} streams={other.streams}" if len(others) > 1 else a.name
+            yield name, ENGINE.planner.plan(p, t, algorithm=a.name, schedule=other)
 
 
 def contenders(rows, layers, weights, t, streams):

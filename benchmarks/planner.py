@@ -61,24 +61,19 @@ def losses(text: str, target: tilewise.Target, rounds: int) -> dict:
     chosen = ENGINE.plan(p, target, "measure")
     tilewise.wisdom.forget()
     estimated = ENGINE.plan(p, target)
-    found = {name_of(c.plan): c.plan for c in tilewise.explain(p, target=target).candidates
+    found = {c.algorithm: c.plan for c in tilewise.explain(p, target=target).candidates
              if c.plan and c.algorithm != "reference"}
-    found |= {name_of(plan): plan for plan in (chosen, estimated)}
+    found |= {plan.algorithm: plan for plan in (chosen, estimated)}
     times = interleaved([ENGINE.start(plan) for plan in found.values()], rounds, 0.004, 3)
     seconds = {name: time.minimum for name, time in zip(found, times, strict=True)}
-    return {"problem": text, "seconds": seconds, "measure": name_of(chosen),
-            "estimate": name_of(estimated)}
+    return {"problem": text, "seconds": seconds, "measure": chosen.algorithm,
+            "estimate": estimated.algorithm}
 
 
 def again(row: dict, target: tilewise.Target) -> dict:
     """A row of earlier times with what an estimate chooses now."""
-    return row | {"estimate": name_of(ENGINE.plan(tilewise.Problem.parse(row["problem"]), target))}
-
-
-def name_of(plan) -> str:
-    """An algorithm, and what it multiplies with where it has a choice."""
-    products = plan.schedule.get("products")
-    return f"{plan.algorithm}:{products}" if products else plan.algorithm
+    return row | {"estimate": ENGINE.plan(
+        tilewise.Problem.parse(row["problem"]), target).algorithm}
 
 
 def report(name: str, found: list[float], bound: float) -> str:

@@ -36,14 +36,13 @@ def layers(name: str, batch: int) -> dict[tilewise.Problem, int]:
 
 
 def name_of(plan) -> str:
-    return f"{plan.algorithm.removeprefix('cpu_')}:{plan.schedule.get('products', 0)}"
+    return plan.algorithm.removeprefix("cpu_")
 
 
 def timed(p, t, rounds, budget):
     """Every candidate with its least seconds; one of torch and one of float32 among them."""
     offers = [c.plan for c in ENGINE.planner.candidates(p, t) if c.plan]
-    twice = "cpu_direct" if any(plan.algorithm == "cpu_pointwise" for plan in offers) else None
-    plans = {name_of(plan): plan for plan in offers if plan.algorithm not in ("reference", twice)}
+    plans = {name_of(plan): plan for plan in offers if plan.algorithm != "reference"}
     least = min(plan.seconds for plan in plans.values())
     plans = {name: plan for name, plan in plans.items() if plan.seconds < 12 * least}
     times = interleaved([ENGINE.start(plan) for plan in plans.values()], rounds, 0.003, budget)
@@ -51,17 +50,16 @@ def timed(p, t, rounds, budget):
             for (name, plan), time in zip(plans.items(), times, strict=True)}
 
 
-def chosen(p, t, precision, found) -> str:
-    """The planner's choice; `cpu_direct` and `cpu_pointwise` are the same kernel."""
-    name = name_of(ENGINE.planner.plan(p, t, max_error=PRECISIONS[precision],
+def chosen(p, t, precision) -> str:
+    """The planner's choice."""
+    return name_of(ENGINE.planner.plan(p, t, max_error=PRECISIONS[precision],
                                        bits=BITS[precision]))
-    return name if name in found else name.replace("direct", "pointwise")
 
 
 def admitted(plan, precision) -> bool:
     a = ENGINE.planner.algorithm(plan.algorithm)
     return a.baseline or (plan.error <= PRECISIONS[precision]
-                          and a.bits(plan.schedule) >= BITS[precision])
+                          and a.bits >= BITS[precision])
 
 
 def main() -> None:
@@ -82,14 +80,14 @@ def main() -> None:
         if args.only not in str(p):
             continue
         found = timed(p, t, args.rounds, args.budget)
-        torch_total += count * found.get("vendor:0", (None, 0.0))[1]
+        torch_total += count * found.get("vendor", (None, 0.0))[1]
         print(f"{count} x {p}")
         print("   ", " ".join(f"{name}={seconds * 1e3:.2f}({plan.seconds * 1e3:.2f})"
                               for name, (plan, seconds) in found.items()))
         for precision, total in totals.items():
             best = min((name for name, (plan, _) in found.items() if admitted(plan, precision)),
                        key=lambda name: found[name][1])
-            choice = chosen(p, t, precision, found)
+            choice = chosen(p, t, precision)
             loss = found[choice][1] / found[best][1]
             worst[precision] = max(worst[precision], loss)
             total[0] += count * found[choice][1]

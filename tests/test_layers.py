@@ -36,7 +36,7 @@ WORST = ("deeplab by 12", "deeplab by 36", "last of super-resolution",
 
 
 def chosen(p: Problem, t: Target) -> str:
-    return benchmark.name_of(Planner(ALGORITHMS).plan(p, t, max_error=2e-5, bits=24))
+    return Planner(ALGORITHMS).plan(p, t, max_error=2e-5, bits=24).algorithm
 
 
 @pytest.mark.parametrize("isa", ["amx", "avx512"])
