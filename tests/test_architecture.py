@@ -150,6 +150,20 @@ def test_files_are_short():
     assert not long, "\n" + "\n".join(long)
 
 
+def test_no_module_is_imported_by_a_name_that_was_put_together():
+    """A reader finds every use of a module by its name; models of users are another matter."""
+    named = [module_name(path) for path in FILES if "import_module(" in path.read_text()]
+    assert named == ["bench.subjects"]
+
+
+def test_a_precision_is_an_algorithm_not_a_tunable():
+    """How many products stand for one is the algorithm's, so that each has its own error."""
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert "s.products" not in text, module_name(path)
+        assert "products=" not in text or "Schedule(" not in text, module_name(path)
+
+
 @pytest.mark.parametrize(
     "module, source",
     [
