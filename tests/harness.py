@@ -178,7 +178,8 @@ def prepare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule,
     inner = inner_problem(algorithm, p)
     if inner.direction != p.direction:
         weight = mirror(weight, p.groups)
-    return algorithm.prepare(inner, t, s, weight)
+    p, s = algorithm.weight_of(inner, s)
+    return algorithm.prepare(p, t, s, weight)
 
 
 def laid_out(images: torch.Tensor | None, p: Problem) -> torch.Tensor | None:

@@ -65,10 +65,10 @@ class CpuDirectMatrix(MatrixAlgorithm):
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu import direct_prepare_amx
 
-        return direct_prepare_amx.prepare(p, t, self.weight_form(s), weight, self.products)
+        return direct_prepare_amx.prepare(*self.weight_of(p, s), t, weight, self.products)
 
-    def weight_form(self, s: Any) -> Schedule:
-        return Schedule(vectors=s.vectors)
+    def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
+        return p.weight, Schedule(vectors=s.vectors)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         return _cost(p, t, s, self.products)

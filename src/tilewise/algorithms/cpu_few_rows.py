@@ -52,8 +52,8 @@ class CpuFewRows(CpuAlgorithm):
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(p.c) + rounding_error(self.bits, p.c)
 
-    def weight_form(self, s: Any) -> Schedule:
-        return Schedule()
+    def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
+        return p.weight, Schedule()
 
     def space(self, p: Problem, t: Target) -> Space:
         return Space(streams=(2, 4, 8))
@@ -72,4 +72,4 @@ class CpuFewRows(CpuAlgorithm):
 
         if self.stored == 32:
             return weight.contiguous()
-        return few_rows_prepare.prepare(p, t, self.weight_form(s), weight, self.stored)
+        return few_rows_prepare.prepare(*self.weight_of(p, s), t, weight, self.stored)

@@ -59,10 +59,18 @@ class CpuWinograd(CpuAlgorithm):
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu import winograd_prepare
 
-        return winograd_prepare.prepare(p, t, s, weight)
+        return winograd_prepare.prepare(*self.weight_of(p, s), t, weight)
+
+    def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
+        return weight_of(p, s)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         return Work(p, t, s).seconds()
+
+
+def weight_of(p: Problem, s: Any) -> tuple[Problem, Schedule]:
+    """What a weight in the Winograd domain depends on."""
+    return p.weight, Schedule(tile_h=s.tile_h, tile_w=s.tile_w, order=s.order, vectors=s.vectors)
 
 
 def is_legal(p: Problem, t: Target, s: Any) -> bool:

@@ -24,6 +24,7 @@ from .cpu_winograd import (
     is_legal,
     k_parts,
     stride_one,
+    weight_of,
 )
 from .matrix import MatrixAlgorithm, no_unit
 
@@ -70,7 +71,10 @@ class CpuWinogradMatrix(MatrixAlgorithm):
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu import winograd_prepare_amx
 
-        return winograd_prepare_amx.prepare(p, t, s, weight, self.products)
+        return winograd_prepare_amx.prepare(*self.weight_of(p, s), t, weight, self.products)
+
+    def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
+        return weight_of(p, s)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         return _Work(p, t, s, self.products).seconds()

@@ -79,9 +79,12 @@ class Algorithm:
         """The weight as the kernel wants it; made once, used by every call."""
         return weight
 
-    def weight_form(self, s: Schedule) -> Schedule:
-        """What a prepared weight depends on; schedules that agree in it share one."""
-        return s
+    def weight_of(self, p: Problem, s: Schedule) -> tuple[Problem, Schedule]:
+        """Problem and schedule with no more than a prepared weight depends on.
+
+        It is kept under them, and `prepare` is given them: what they lack, it cannot read.
+        """
+        return p.weight, s
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         """Compile; returns the function that runs it."""

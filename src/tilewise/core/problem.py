@@ -274,6 +274,12 @@ class Problem:
         """What code depends on: not the batch."""
         return self.with_(n=1)
 
+    @property
+    def weight(self) -> Problem:
+        """What a prepared weight may depend on: the smallest image, one output, nothing behind."""
+        return self.with_(n=1, h=self.span_h, w=self.span_w, stride=(1, 1), padding=(0, 0, 0, 0),
+                          epilogue=Epilogue())
+
     def with_(self, **changes: object) -> Problem:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]

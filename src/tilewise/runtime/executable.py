@@ -48,10 +48,9 @@ class Executable:
         self._layout, self._of_weight = LAYOUTS[p.layout], p.direction == "backward_weight"
         self._after = tuple(None if name == "mask" else _step(name, plan) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size; a string hashes once
-        form = algorithm.weight_form(s)
-        parts = (algorithm.name, t.isa, form, p.layout, p.c, p.k, p.r, p.s, p.dilation, p.groups,
-                 plan.mirrors)
-        self.weight_key = " ".join(map(str, parts))
+        self._weight_of = algorithm.weight_of(p, s)
+        self.weight_key = " ".join(map(str, (algorithm.name, t.isa, *self._weight_of,
+                                             plan.mirrors)))
 
     def prepare(self, weight: Tensor) -> Any:
         """The weight as the kernel wants it."""
@@ -60,8 +59,8 @@ class Executable:
             return weight
         if self.plan.mirrors:
             weight = mirror(weight, self.plan.problem.groups)
-        return self.algorithm.prepare(self.plan.inner, self.plan.target, self.plan.schedule,
-                                      weight)
+        p, s = self._weight_of
+        return self.algorithm.prepare(p, self.plan.target, s, weight)
 
     def ready(self, weight: Tensor, source: Callable[[], Tensor]) -> Any:
         """The same for a call that may have to be run by another kernel; source() is the weight."""

@@ -103,11 +103,9 @@ class _Vector:
         return Vector(f, found)
 
 
-def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor,
+def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
             products: int) -> torch.Tensor:
     """Panels of a weight (K, C, R, S), in pool memory; `s` has no more than they depend on."""
-    # so that other images find the same code
-    p = Problem(1, p.c, p.span_h, p.span_w, p.k, p.r, p.s, dilation=p.dilation)
     panels = memory.empty(Geometry(p, s, t.lanes, products).weight_floats)
     strides = torch.tensor(weight.stride())
     launcher(make, p, s, t.row, products)(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0,

@@ -60,7 +60,7 @@ def _rounded(value: Vector, dropped: int) -> Words:
     return up.unless_nan(value, QUIET)
 
 
-def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor,
+def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
             bits: int) -> torch.Tensor:
     """Rows of chunks of a weight (K, C, 1, 1), in pool memory."""
     p = Problem(1, p.c, 1, 1, p.k, 1, 1)  # so that any number of rows finds the same code

@@ -112,16 +112,14 @@ def _gather(f: Function, source: Pointer, stride: Index, count: int) -> Vector:
     return Vector(f, f.ll.fpext(value, ir.VectorType(F64, lanes)))
 
 
-def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor) -> torch.Tensor:
+def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor) -> torch.Tensor:
     """U of a weight (K, C, R, S), in pool memory."""
-    s = Schedule(**{name: s[name] for name in ("tile_h", "tile_w", "order", "vectors")})
     return run(make, Geometry, p, t, s, weight)
 
 
 def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Target, s: Schedule,
         weight: torch.Tensor, *more: int) -> torch.Tensor:
-    """Call what `make` gives; `s` has no more than U depends on, so that others find it too."""
-    p = Problem(1, p.c, p.r, p.s, p.k, p.r, p.s)
+    """Call what `make` gives."""
     u = memory.empty(geometry(p, s, t.lanes, *more).weight_floats)
     strides = torch.tensor(weight.stride())
     launcher(make, p, s, t.row, *more)(strides.data_ptr(), weight.data_ptr(), 0, 0, u.data_ptr(), 0, 1,

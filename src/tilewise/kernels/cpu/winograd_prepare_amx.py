@@ -53,9 +53,7 @@ def _vector(f: Function, panels: Panels, end: bool, count: int) -> None:
         keep(pair.i, dict.fromkeys(range(g.positions), zero), {})
 
 
-def prepare(p: Problem, t: Target, s: Schedule, weight: torch.Tensor,
+def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
             products: int) -> torch.Tensor:
     """U of a weight (K, C, R, S), in pool memory."""
-    names = ("tile_h", "tile_w", "order", "vectors")
-    s = Schedule(**{name: s[name] for name in names})
     return winograd_prepare.run(make, Geometry, p, t, s, weight, products)
