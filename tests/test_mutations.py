@@ -12,7 +12,6 @@ import pytest
 import torch
 from faults import changed, replaced
 from guarded import UNTOUCHED, Mismatch, launch_guarded
-from harness import DIRECTIONS
 from llvmlite import ir
 from test_gradients import check_fused_mask, check_pack, check_prepared
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewise.core import (
-    ISA,
     Epilogue,
     InvalidProblem,
     NoAlgorithm,

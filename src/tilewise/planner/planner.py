@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic, turn

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..matrix import PAIRS, SIDE
+from ..matrix import PAIRS
 from .emit import I8, I64, PTR, VOID, Function, Index, Pointer
 from .microkernel import LINE, Walk
 

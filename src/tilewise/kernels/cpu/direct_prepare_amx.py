@@ -108,6 +108,6 @@ def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
     """Panels of a weight (K, C, R, S), in pool memory; `s` has no more than they depend on."""
     panels = memory.empty(Geometry(p, s, t.lanes, products).weight_floats)
     strides = torch.tensor(weight.stride())
-    launcher(make, p, s, t.row, products)(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0,
-                                1, t.threads)
+    launch = launcher(make, p, s, t.row, products)
+    launch(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0, 1, t.threads)
     return panels

@@ -66,5 +66,6 @@ def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
     p = Problem(1, p.c, 1, 1, p.k, 1, 1)  # so that any number of rows finds the same code
     weight = weight.contiguous()
     packed = memory.empty(p.k, Geometry(p, s, t.lanes, bits).row_floats)
-    launcher(make, p, s, t.row, bits)(0, weight.data_ptr(), 0, 0, packed.data_ptr(), 0, 1, t.threads)
+    launch = launcher(make, p, s, t.row, bits)
+    launch(0, weight.data_ptr(), 0, 0, packed.data_ptr(), 0, 1, t.threads)
     return packed.view(torch.int32)

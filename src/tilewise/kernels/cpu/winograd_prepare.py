@@ -122,6 +122,6 @@ def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Ta
     """Call what `make` gives."""
     u = memory.empty(geometry(p, s, t.lanes, *more).weight_floats)
     strides = torch.tensor(weight.stride())
-    launcher(make, p, s, t.row, *more)(strides.data_ptr(), weight.data_ptr(), 0, 0, u.data_ptr(), 0, 1,
-                                t.threads)
+    launch = launcher(make, p, s, t.row, *more)
+    launch(strides.data_ptr(), weight.data_ptr(), 0, 0, u.data_ptr(), 0, 1, t.threads)
     return u
