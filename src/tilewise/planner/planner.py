@@ -217,7 +217,9 @@ class Planner:
             return Candidate(algorithm.name, None, tuple(reasons))
         plan = _plan(algorithm, p, t, inner, None, _holds(max_error, bits))
         why = self._complaints(plan, max_error, bits)
-        return Candidate(algorithm.name, None, why, plan) if why else Candidate(algorithm.name, plan)
+        if why:
+            return Candidate(algorithm.name, None, why, plan)
+        return Candidate(algorithm.name, plan)
 
     def _complaints(self, plan: Plan, max_error: float | None, bits: int) -> tuple[str, ...]:
         """Why a plan is not accurate enough; the baseline is what the caller would get anyway."""
