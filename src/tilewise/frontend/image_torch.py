@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from ..core.borders import CONSTANT, sources
 from ..core.errors import InvalidProblem
+from .calls import wants_gradient
 from .checks import kind_of
 from .image_arrays import is_interleaved, is_planar, on_arrays
-from .ops import _LIBRARY, wants_gradient
+from .ops import _LIBRARY
 
 
 def on_tensors(image: Tensor, kernel: Any, border: str, value: float, anchor: Any, flip: bool,

@@ -10,8 +10,8 @@ from torch import Tensor, fx
 
 from ..runtime.turning import laid_out
 from .again import is_transformed, is_unwatched
+from .calls import is_channels_last
 from .effects import Effects, depends_on_layout, is_random, name_of, sees_layout
-from .ops import is_channels_last
 
 # operators whose result lies as their argument does
 KEEPING = {"relu", "relu6", "relu_", "leaky_relu", "silu", "gelu", "hardswish", "hardsigmoid",

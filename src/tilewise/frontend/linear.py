@@ -19,7 +19,8 @@ from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import made
 from .again import is_transformed, is_unwatched
-from .ops import then, wants_gradient
+from .calls import wants_gradient
+from .ops import then
 
 ENGINE = Engine(LINEAR)
 

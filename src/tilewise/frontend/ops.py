@@ -12,22 +12,30 @@ from torch.nn import functional as F
 from ..algorithms import ALGORITHMS
 from ..core.activations import by_mask
 from ..core.errors import InvalidProblem
-from ..core.isa import KNOWN
-from ..core.problem import Epilogue, Problem
 from ..kernels import precision
 from ..kernels.activations import applied
 from ..kernels.cpu.masks import pixel_bytes
-from ..runtime.engine import DTYPES, Engine
+from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_with_norm
-from .again import Again, form, is_transformed, is_unwatched
+from .again import Again, form
+from .calls import (
+    GRADIENT,
+    KERNEL,
+    OPERATOR,
+    TORCH,
+    Call,
+    check,
+    gate,
+    is_channels_last,
+    problem_of,
+)
 from .checks import kind_of
 from .devices import target_of
 from .gradients import by_engine, by_torch
 from .options import Options, options_of, output_shape
 
 ENGINE = Engine(ALGORITHMS)
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
@@ -72,21 +80,16 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
         return conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups,
                       activation=activation, residual=extra, pool=pool,
                       algorithm=algorithm, max_error=max_error).squeeze(0)
-    _check(x, weight, bias)
+    check(x, weight, bias)
     options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
-    if _only_torch_can(x, weight) or (x.shape[0] == 0 and wants_gradient(x, weight, bias)):
-        y = _by_torch(x, weight, bias, *options[:4])
-        return then(y if residual is None else y + residual, activation, pool)
-    if not wants_gradient(x, weight, bias, residual):
-        run = _conv2d if is_unwatched(x, weight, bias, residual) else _OP
-        return run(x, weight, bias, residual, *options, algorithm, max_error)
-    call, tail = (x, weight, bias, residual, *options[:4]), _with_gradient(activation, pool)
-    if tail != (None, 1) and _can_mask(x, weight):
-        y = _MASKED(*call, *tail, algorithm, max_error)[0]
-    else:
-        tail = tail[0], 1
-        y = _OP(*call, *tail, algorithm, max_error)
-    return then(y, None if tail[0] else activation, 1 if tail[1] == pool else pool)
+    call = Call(x, weight, bias, residual, *options, algorithm, max_error)
+    who = gate(call)
+    if who == KERNEL:
+        return _run(call)
+    if who == OPERATOR:
+        result: Tensor = _OP(*call)
+        return result
+    return _differentiable(call) if who == GRADIENT else _by_torch(call)
 
 
 def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
@@ -98,36 +101,36 @@ def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: A
     What the norm is multiplied into is remembered from call to call; where a gradient is asked
     for, the norm is torch's.
     """
-    _check(x, weight, bias)
-    if (wants_gradient(x, weight, bias, residual, *norm) or _only_torch_can(x, weight)
-            or not _can_fold(weight, norm)):
-        y = conv2d(x, weight, bias, stride, padding, dilation, groups, max_error=max_error)
-        mean, variance, scale, shift, eps = norm
-        y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
-        return then(y if residual is None else y + residual, activation, pool)
+    check(x, weight, bias)
     options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
-    tensors = (weight, bias, *norm[:4], residual)
-    run = _conv2d_norm if is_unwatched(x, *tensors) else _NORM
-    return run(x, weight, bias, *norm, residual, *options, max_error)
+    call = Call(x, weight, bias, residual, *options, None, max_error)
+    who = gate(call, *norm[:4]) if _can_fold(weight, norm) else TORCH
+    if who == KERNEL:
+        return _run_norm(call, norm)
+    if who == OPERATOR:
+        result: Tensor = _NORM(x, weight, bias, *norm, residual, *options, max_error)
+        return result
+    y = conv2d(x, weight, bias, stride, padding, dilation, groups, max_error=max_error)
+    mean, variance, scale, shift, eps = norm
+    y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
+    return then(y if residual is None else y + residual, activation, pool)
 
 
 def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                norm: Norm | None, options: Options, max_error: float | None) -> Again | None:
     """The call with all that it needs found; None where each has to be looked at anew."""
-    tensors = (weight, bias, *(norm or ())[:4])
-    if (torch.is_grad_enabled() or not is_unwatched(x, residual, *tensors)
-            or x.dim() != 4 or _only_torch_can(x, weight)
+    others = () if norm is None else norm[:4]
+    call = Call(x, weight, bias, residual, *options, None, max_error)
+    if (torch.is_grad_enabled() or x.dim() != 4 or gate(call, *others) != KERNEL
             or (norm is not None and not _can_fold(weight, norm))
-            or any(map(can_change_unnoticed, tensors))):
+            or any(map(can_change_unnoticed, (weight, bias, *others)))):
         return None
-    _check(x, weight, bias)
-    shift = bias if norm is None else norm[0]  # of the form that the bias will have
-    find: Any = _executable
-    executable = find(x, weight, shift, residual, *options, None, max_error)
+    check(x, weight, bias)
     if norm is None:
+        executable = _executable(call)
         return Again(ENGINE, executable, prepared(weight, executable), False)
-    made = prepared_with_norm(weight, bias, norm, executable)
-    return Again(ENGINE, executable, made, True)
+    executable = _executable(call._replace(bias=norm[0]))  # of the form that the bias will have
+    return Again(ENGINE, executable, prepared_with_norm(weight, bias, norm, executable), True)
 
 
 def _can_fold(weight: Tensor, norm: Norm) -> bool:
@@ -135,23 +138,23 @@ def _can_fold(weight: Tensor, norm: Norm) -> bool:
     return norm[0].dtype == weight.dtype and norm[0].shape == weight.shape[:1]
 
 
-def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
-    """Types and sizes no problem describes, modes that an operator of ours cannot see, and CPUs
-    that no code is written for."""
-    if x.dtype not in NAMES or 0 in x.shape[1:] or 0 in weight.shape or not KNOWN:
-        return True
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return True
-    return not torch.compiler.is_compiling() and is_transformed()
+def _by_torch(call: Call) -> Tensor:
+    top, bottom, left, right = call.padding
+    x, even = call.x, top == bottom and left == right
+    y = F.conv2d(x if even else F.pad(x, (left, right, top, bottom)), call.weight, call.bias,
+                 call.stride, [top, left] if even else 0, call.dilation, call.groups)
+    return then(y if call.residual is None else y + call.residual, call.activation, call.pool)
 
 
-def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int],
-              padding: list[int], dilation: list[int], groups: int) -> Tensor:
-    top, bottom, left, right = padding
-    if top == bottom and left == right:
-        return F.conv2d(x, weight, bias, stride, [top, left], dilation, groups)
-    return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, stride, 0, dilation, groups)
+def _differentiable(call: Call) -> Tensor:
+    """With as much of the tail fused as a gradient allows."""
+    activation, pool = _with_gradient(call.activation, call.pool)
+    if (activation, pool) != (None, 1) and _can_mask(call.x, call.weight):
+        y = _MASKED(*call._replace(activation=activation, pool=pool))[0]
+    else:
+        pool = 1
+        y = _OP(*call._replace(activation=activation, pool=pool))
+    return then(y, None if activation else call.activation, 1 if pool == call.pool else call.pool)
 
 
 def _with_gradient(activation: str | None, pool: int) -> tuple[str | None, int]:
@@ -167,100 +170,64 @@ def _can_mask(x: Tensor, weight: Tensor) -> bool:
         is_channels_last(x) or is_channels_last(weight))
 
 
-def wants_gradient(*operands: Any) -> bool:
-    """Whether autograd will ask for a gradient through these."""
-    return torch.is_grad_enabled() and any(
-        isinstance(t, Tensor) and t.requires_grad for t in operands)
-
-
 def then(y: Tensor, activation: str | None, pool: int) -> Tensor:
     y = y if activation is None else applied(activation)(y)
     return y if pool == 1 else F.max_pool2d(y, pool)
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if x.dim() != 4:
-        raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, H, W) or (C, H, W)")
-    if weight.dim() != 4:
-        raise InvalidProblem(f"weight has shape {tuple(weight.shape)}, needs (K, C/groups, R, S)")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise InvalidProblem(f"bias has shape {tuple(bias.shape)}, needs ({weight.shape[0]},)")
-
-
-def is_channels_last(tensor: Tensor) -> bool:
-    """Whether torch takes a tensor for channels-last: strides that grow over C, W, H, N."""
-    (_, c, h, w), (image, channel, row, column) = tensor.shape, tensor.stride()
-    grow = channel > 0 and column >= c * channel and row >= w * column and image >= h * row
-    return bool(grow and h * row != channel and 0 not in tensor.shape)
-
-
-def problem_of(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-               stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-               groups: int, activation: str | None, pool: int = 1,
-               mask: bool = False) -> Problem:
-    """The problem that a call asks for."""
-    if x.shape[1] != weight.shape[1] * groups:
-        raise InvalidProblem(f"input has {x.shape[1]} channels, needs {weight.shape[1] * groups} "
-                             f"for a weight of shape {tuple(weight.shape)} and groups={groups}")
-    dtypes = {t.dtype for t in (x, weight, bias, residual) if t is not None}
-    devices = {t.device for t in (x, weight, bias, residual) if t is not None}
-    if len(devices) > 1:
-        raise InvalidProblem(f"operands are on {', '.join(sorted(map(str, devices)))}, need one "
-                             "device")
-    if len(dtypes) > 1:
-        raise InvalidProblem(f"operands are {', '.join(sorted(map(str, dtypes)))}, need one dtype")
-    layout = "nhwc" if is_channels_last(x) or is_channels_last(weight) else "nchw"
-    (down, across), (top, bottom, left, right), (dh, dw) = stride, padding, dilation
-    p = Problem(x.shape[0], x.shape[1], x.shape[2], x.shape[3], weight.shape[0], weight.shape[2],
-                weight.shape[3], (down, across), (top, bottom, left, right), (dh, dw), groups,
-                NAMES.get(x.dtype, str(x.dtype)), layout,
-                epilogue=Epilogue(bias is not None, residual is not None, activation, pool, mask))
-    shape = (p.n, p.k, p.conv_h, p.conv_w)
-    if residual is not None and residual.shape != shape:
-        raise InvalidProblem(f"residual has shape {tuple(residual.shape)}, needs {shape}")
-    return p
-
-
-def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-                stride: list[int], padding: list[int], dilation: list[int], groups: int,
-                activation: str | None, pool: int, algorithm: str | None,
-                max_error: float | None, mask: bool = False) -> Executable:
+def _executable(call: Call, mask: bool = False) -> Executable:
+    x, weight, bias, residual, stride, padding, dilation, *rest, max_error = call
     key = (form(x), form(weight), bias is None or bias.dtype,
            residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
-           groups, activation, pool, algorithm, torch.get_num_threads(), x.device,
+           *rest, torch.get_num_threads(), x.device,
            precision.asked() if max_error is None else max_error, mask)
     executable = ENGINE.executables.get(key)
     if executable is None:
-        p = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, activation,
-                       pool, mask)
-        plan = ENGINE.plan(p, target_of(x), algorithm=algorithm, max_error=max_error)
+        plan = ENGINE.plan(problem_of(call, mask), target_of(x), algorithm=call.algorithm,
+                           max_error=max_error)
         executable = ENGINE.executables.put(key, ENGINE.build(plan))
     return executable
 
 
-def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-            *options: Any) -> Tensor:
-    executable = _executable(x, weight, bias, residual, *options)
+def _run(call: Call) -> Tensor:
+    executable = _executable(call)
     ENGINE.tell(executable.plan)
-    return executable(x, prepared(weight, executable).value, bias, residual)
+    return executable(call.x, prepared(call.weight, executable).value, call.bias, call.residual)
 
 
-def _conv2d_masked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-                   *options: Any) -> tuple[Tensor, Tensor]:
+def _run_norm(call: Call, norm: Norm) -> Tensor:
+    executable = _executable(call._replace(bias=norm[0]))  # a bias there will be
+    ENGINE.tell(executable.plan)
+    made = prepared_with_norm(call.weight, call.bias, norm, executable)
+    return executable(call.x, *made.value, call.residual)
+
+
+def _run_masked(call: Call) -> tuple[Tensor, Tensor]:
     """The result, and which values before ReLU and pooling a gradient passes."""
-    find: Any = _executable
-    executable = find(x, weight, bias, residual, *options, mask=True)
+    executable = _executable(call, mask=True)
     ENGINE.tell(executable.plan)
-    y, mask = executable.masked(x, prepared(weight, executable).value, bias, residual)
+    y, mask = executable.masked(call.x, prepared(call.weight, executable).value, call.bias,
+                                call.residual)
     assert mask is not None
     return y, mask
+
+
+# as the operators have them
+
+
+def _conv2d(*args: Any) -> Tensor:
+    return _run(Call(*args))
+
+
+def _conv2d_masked(*args: Any) -> tuple[Tensor, Tensor]:
+    return _run_masked(Call(*args))
 
 
 def _conv2d_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | None,
                      stride: list[int], padding: list[int], dilation: list[int], groups: int,
                      activation: str | None, pool: int, wants: list[bool],
                      max_error: float | None) -> tuple[Tensor, ...]:
-    p = problem_of(x, weight, None, None, stride, padding, dilation, groups, activation, pool)
+    p = problem_of(Call(x, weight, None, None, stride, padding, dilation, groups, activation, pool))
     found = by_engine(ENGINE, p, target_of(x), grad, x, weight, mask, wants, max_error)
     return tuple(grad.new_empty(0) if part is None else part for part in found)
 
@@ -268,12 +235,9 @@ def _conv2d_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | Non
 def _conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
                  scale: Tensor | None, shift: Tensor | None, eps: float,
                  residual: Tensor | None, *options: Any) -> Tensor:
-    find: Any = _executable
     *rest, max_error = options
-    executable = find(x, weight, mean, residual, *rest, None, max_error)  # a bias there will be
-    ENGINE.tell(executable.plan)
-    made = prepared_with_norm(weight, bias, (mean, variance, scale, shift, eps), executable)
-    return executable(x, *made.value, residual)
+    return _run_norm(Call(x, weight, bias, residual, *rest, None, max_error),
+                     (mean, variance, scale, shift, eps))
 
 
 def _fake_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
@@ -348,7 +312,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         grad = torch.ops.aten.threshold_backward(grad, output, 0)
     tail = ctx.tail if mask is not None else (None, 1)
     if torch.is_grad_enabled():
-        p = problem_of(x, weight, None, None, *ctx.options, *tail)
+        p = problem_of(Call(x, weight, None, None, *ctx.options, *tail))
         return *by_torch(p, grad, x, weight, mask, wants), *[None] * 8
     # an operator may not return what it was given: without a mask, that is the residual's gradient
     asked = [*wants[:3], wants[3] and mask is not None]

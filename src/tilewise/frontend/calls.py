@@ -1,0 +1,116 @@
+"""A convolution as it was asked for, and who runs it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InvalidProblem
+from ..core.isa import KNOWN
+from ..core.problem import Epilogue, Problem
+from ..runtime.engine import DTYPES
+from .again import is_transformed, is_unwatched
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+TORCH, KERNEL, OPERATOR, GRADIENT = "torch", "kernel", "operator", "gradient"
+
+
+class Call(NamedTuple):
+    """In the order of the operator's arguments; options as `options_of` gives them."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    stride: Any = (1, 1)
+    padding: Any = (0, 0, 0, 0)
+    dilation: Any = (1, 1)
+    groups: int = 1
+    activation: str | None = None
+    pool: int = 1
+    algorithm: str | None = None
+    max_error: float | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:4]
+
+
+def gate(call: Call, *others: Tensor | None) -> str:
+    """Who runs a call: torch, our operator, which modes of torch watch, the kernel itself, or
+    what has a gradient; `others` are tensors of a norm behind it."""
+    if _only_torch_can(call.x, call.weight):
+        return TORCH
+    if wants_gradient(*call.tensors, *others):
+        return GRADIENT if call.x.shape[0] else TORCH  # of no images, torch's is as good
+    return KERNEL if is_unwatched(*call.tensors, *others) else OPERATOR
+
+
+def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
+    """Types and sizes no problem describes, modes that an operator of ours cannot see, and CPUs
+    that no code is written for."""
+    if x.dtype not in NAMES or 0 in x.shape[1:] or 0 in weight.shape or not KNOWN:
+        return True
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return True
+    return not torch.compiler.is_compiling() and is_transformed()
+
+
+def wants_gradient(*operands: Any) -> bool:
+    """Whether autograd will ask for a gradient through these."""
+    return torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in operands)
+
+
+def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Complain about shapes that are none of a convolution."""
+    if x.dim() != 4:
+        raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, H, W) or (C, H, W)")
+    if weight.dim() != 4:
+        raise InvalidProblem(f"weight has shape {tuple(weight.shape)}, needs (K, C/groups, R, S)")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise InvalidProblem(f"bias has shape {tuple(bias.shape)}, needs ({weight.shape[0]},)")
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether torch takes a tensor for channels-last: strides that grow over C, W, H, N."""
+    (_, c, h, w), (image, channel, row, column) = tensor.shape, tensor.stride()
+    grow = channel > 0 and column >= c * channel and row >= w * column and image >= h * row
+    return bool(grow and h * row != channel and 0 not in tensor.shape)
+
+
+def problem_of(call: Call, mask: bool = False) -> Problem:
+    """The problem that a call asks for."""
+    x, weight, bias, residual = call.tensors
+    assert x is not None
+    assert weight is not None
+    _check_operands(call)
+    layout = "nhwc" if is_channels_last(x) or is_channels_last(weight) else "nchw"
+    (down, across), (top, bottom, left, right), (dh, dw) = call[4:7]
+    p = Problem(x.shape[0], x.shape[1], x.shape[2], x.shape[3], weight.shape[0], weight.shape[2],
+                weight.shape[3], (down, across), (top, bottom, left, right), (dh, dw), call.groups,
+                NAMES.get(x.dtype, str(x.dtype)), layout,
+                epilogue=Epilogue(bias is not None, residual is not None, call.activation,
+                                  call.pool, mask))
+    shape = (p.n, p.k, p.conv_h, p.conv_w)
+    if residual is not None and residual.shape != shape:
+        raise InvalidProblem(f"residual has shape {tuple(residual.shape)}, needs {shape}")
+    return p
+
+
+def _check_operands(call: Call) -> None:
+    x, weight = call.x, call.weight
+    if x.shape[1] != weight.shape[1] * call.groups:
+        raise InvalidProblem(f"input has {x.shape[1]} channels, needs "
+                             f"{weight.shape[1] * call.groups} for a weight of shape "
+                             f"{tuple(weight.shape)} and groups={call.groups}")
+    given = [t for t in call.tensors if t is not None]
+    dtypes, devices = {t.dtype for t in given}, {t.device for t in given}
+    if len(devices) > 1:
+        raise InvalidProblem(f"operands are on {', '.join(sorted(map(str, devices)))}, need one "
+                             "device")
+    if len(dtypes) > 1:
+        raise InvalidProblem(f"operands are {', '.join(sorted(map(str, dtypes)))}, need one dtype")
