@@ -128,7 +128,8 @@ def test_modules_and_functions_are_known_in_graphs(step: str) -> None:
 @pytest.mark.parametrize("rest, options, step", [
     ((0, 1), {}, "clamp:0.0:1.0"), ((), {"max": 2}, "clamp:-inf:2.0"), ((0, 6), {}, "relu6"),
     ((0,), {}, "clamp:0.0:inf"), ((), {"min": -1.0, "max": 1.0}, "clamp"), ((), {}, None),
-    ((torch.ones(1),), {}, None), ((0, 1), {"out": 3}, None)])
+    ((torch.ones(1),), {}, None), ((0, 1), {"out": 3}, None),
+    ((), {"low": 0}, None)])
 def test_clamps(rest: Any, options: Any, step: str | None) -> None:
     assert of_call(torch.clamp, rest, options) == of_call("clamp_", rest, options) == step
     if step is not None:
