@@ -60,10 +60,11 @@ OTHERS = {"openvino_default": 0.1}  # what an engine's may be, where not 1e-3
 
 
 def contenders(model: nn.Module, x: Tensor, compiles: bool) -> dict[str, Callable[[], Any]]:
-    last = copy.deepcopy(model).to(memory_format=torch.channels_last)
-    x_last = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    last, x_last = copy.deepcopy(model), x
     found: dict[str, Callable[[], Any]] = {"eager": lambda: model(x)}
     if x.dim() == 4:
+        last = last.to(memory_format=torch.channels_last)
+        x_last = x.contiguous(memory_format=torch.channels_last)
         found["channels_last"] = lambda: last(x_last)
     if compiles:
         compiled = torch.compile(copy.deepcopy(last), dynamic=False)
@@ -158,9 +159,10 @@ def drawing(rows: list[dict[str, Any]]) -> Drawing:
         fill = TORCH if abs(ratio - 1) < TIE else OURS if ratio > 1 else LOSS
         found.text(left - 6, y + 13, SHOWN[row["subject"]], 11, "end")
         found.rect(left, y + 2, scale * ratio, 15, fill)
-        both = [row["median"][who] * 1e3 for who in (row["best"], "tilewise")]
-        found.text(WIDTH, y + 13, f"{ratio:.2f}x · {both[0]:.3g} → {both[1]:.3g} ms", 11, "end",
-                   INK)
+        theirs, ours = (row["median"][who] * 1e3 for who in (row["best"], "tilewise"))
+        digits = ".0f" if theirs >= 100 else ".3g"
+        found.text(WIDTH, y + 13, f"{ratio:.2f}x · {theirs:{digits}} → {ours:{digits}} ms", 11,
+                   "end", INK)
     found.line(left + scale, 4, left + scale, bottom, FAINT, dashed=True)
     found.text(left + scale, bottom + 12, "torch's best form", 10, "middle", FAINT)
     return found

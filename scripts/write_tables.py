@@ -210,8 +210,8 @@ def _zoo(result: dict[str, Any]) -> list[str]:
     for row in sorted(result["rows"], key=lambda row: -row["by_rounds"]):
         median, first = row["median"], row["first_call"]
         lines.append(f"| {row['subject']} | {row['by_rounds']:.2f} | {row['ratio']:.2f} | "
-                     f"{median['tilewise'] * 1e3:.3g} | {median[row['best']] * 1e3:.3g} | "
-                     f"{row['best'].replace('_', '-')} | {median['eager'] * 1e3:.3g} | "
+                     f"{_ms(median['tilewise'])} | {_ms(median[row['best']])} | "
+                     f"{row['best'].replace('_', '-')} | {_ms(median['eager'])} | "
                      f"{first['tilewise']:.1f} | {_format(first.get('compiled'), 1, '.0f')} |")
     return [*lines, "", _zoo_mean(result)]
 
@@ -227,7 +227,7 @@ def _zoo_engines(result: dict[str, Any]) -> list[str]:
              "|---|" + "--:|" * len(ENGINES)]
     rows = [row for row in result["rows"] if set(row["median"]) - {"tilewise", *list(ENGINES)[:3]}]
     for row in sorted(rows, key=lambda row: -row["by_rounds"]):
-        cells = [_format(row["median"].get(who), 1e3, ".3g") for who in ENGINES]
+        cells = [_ms(row["median"].get(who)) for who in ENGINES]
         lines.append(f"| {row['subject']} | {' | '.join(cells)} |")
     return lines
 
@@ -257,6 +257,11 @@ def _gpu_audit(result: dict[str, Any]) -> list[str]:
     from tilewise.frontend.gpu_audit import Row, as_markdown
 
     return as_markdown(Row(**row) for row in result["rows"]).splitlines()
+
+
+def _ms(seconds: float | None) -> str:
+    """Milliseconds, three digits of them or all before the point."""
+    return _format(seconds, 1e3, ".0f" if (seconds or 0) >= 0.1 else ".3g")
 
 
 def _format(value: float | None, scale: float, how: str) -> str:

@@ -21,7 +21,7 @@ import torch, tilewise, test_activations, harness
 from torch import nn
 from torch.nn import functional as F
 
-test_activations.STEPS = ("softsign",)
+test_activations.STEPS, test_activations.LONG = ("softsign",), True
 rows = {row: test_activations.run_row(row)["failures"] for row in test_activations.ROWS}
 x = torch.randn(1, 8, 12, 12)
 model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Softsign()).eval()

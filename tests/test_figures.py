@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pages import PAGES, ROOT, script
@@ -114,3 +117,16 @@ def test_results_are_made_and_written_as_tables(name: str, tmp_path: Path) -> No
     written = tables.rewritten(page, tmp_path)
     assert written.count("|") > 20
     assert results.MADE[name].quick in written
+
+
+def test_the_zoo_is_drawn_with_gains_ties_and_losses() -> None:
+    sys.path.append(str(ROOT / "benchmarks"))
+    with patch.dict(os.environ):  # what it sets for torch is not for other tests
+        import zoo
+    median = {"eager": 0.02, "compiled": 0.01, "tilewise": 0.005}
+    rows = [{"subject": name, "by_rounds": ratio, "best": "compiled", "median": median}
+            for name, ratio in (("vgg16", 2.0), ("resnet50", 1.02), ("convnext_tiny", 0.7))]
+    drawn = str(zoo.drawing([*rows, {"subject": "dncnn", "by_rounds": 9.0}]))
+    assert [drawn.count(colour) for colour in (zoo.OURS, zoo.TORCH, zoo.LOSS)] == [1, 1, 1]
+    assert re.findall(r">(\d\.\d\dx) · 10 → 5 ms<", drawn) == ["2.00x", "1.02x", "0.70x"]
+    assert "dncnn" not in drawn

@@ -11,7 +11,7 @@ import torch
 from tilewise.bench import ladder as ladder_module
 from tilewise.bench.ladder import _sentence, ladder
 from tilewise.bench.run import WrongResult
-from tilewise.bench.rungs import STEPS, Step, unroll
+from tilewise.bench.rungs import STEPS, unroll
 from tilewise.cli import NO, OK, USAGE, main
 from tilewise.core import Problem, Target
 from tilewise.planner.measure import Timing
@@ -93,7 +93,7 @@ def timing(least: float, median: float) -> Timing:
     (0.9, 0.9, "because"), (1.1, 1.1, "since not"), (0.9, 1.1, "no clear difference"),
     (1.0, 0.8, "no clear difference"), (0.98, 0.98, "no clear difference")])
 def test_noise_has_no_reason(least: float, median: float, said: str) -> None:
-    step = Step("rung", lambda *_: None, "because", "since not")  # type: ignore[arg-type]
+    step = replace(STEPS[0], why="because", why_not="since not")
     assert _sentence(step, timing(1.0, 1.0), timing(least, median)).startswith(said)
     assert _sentence(step, None, timing(least, median)) == "because"
 

@@ -1,6 +1,7 @@
 """optimize(model): the same results, the same state, in whatever way a model is used."""
 
 import copy
+import functools
 import gc
 import io
 import re
@@ -66,7 +67,7 @@ def test_every_convolution_is_taken_and_its_tail_fused(model):
         fast(image(model))
     convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     assert len(blocks(fast)) == convolutions
-    (captured,) = all_captured(fast)
+    (captured,) = [found for found in all_captured(fast) if found.captures]
     ((capture,),) = captured.captures.values()
     assert not any(isinstance(step, nn.BatchNorm2d) for step in capture.steps.values())
     kept = sum(isinstance(step, nn.ReLU) for step in capture.steps.values())
@@ -553,3 +554,53 @@ def test_garbage_of_others_is_not_the_models():
         gc.set_threshold(*before)
     gc.collect()
     assert Garbage.freed == 15 * 200
+
+
+class Coder(nn.Module):
+    """As autoencoders are: what people call is not the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+        self.decoder = nn.Sequential(nn.Conv2d(8, 3, 3, padding=1), nn.Sigmoid())
+
+    def decode(self, z):
+        return {"sample": self.decoder(z)}
+
+    def forward(self, x):
+        return self.decode(self.encoder(x))
+
+
+def test_other_methods_than_forward_are_fast_too():
+    model, z = Coder().eval(), torch.randn(1, 8, 12, 12)
+    with torch.no_grad():
+        fast = tilewise.optimize(model)
+        assert torch.allclose(fast.decode(z)["sample"], model.decode(z)["sample"], atol=1e-5)
+        (block,) = blocks(fast)
+        assert block.activation == "sigmoid"
+        x = torch.randn(1, 3, 12, 12)
+        assert torch.allclose(fast(x)["sample"], model(x)["sample"], atol=1e-5)
+
+
+@functools.lru_cache
+def is_old(version):
+    return version < "1"
+
+
+class Asks(nn.Module):
+    """A function that remembers its answers is asked, as packages ask for versions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x):
+        return self.last(self.conv(x)) if is_old("2") else self.last(self.conv(x).relu())
+
+
+def test_functions_that_remember_are_functions():
+    model, x = Asks().eval(), torch.randn(1, 3, 12, 12)
+    with torch.no_grad():
+        fast = tilewise.optimize(model, x)
+        assert torch.allclose(fast(x), model(x), atol=1e-5)
+    assert [block.activation for block in blocks(fast)] == ["relu", None]

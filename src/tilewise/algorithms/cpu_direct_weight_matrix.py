@@ -48,7 +48,7 @@ class CpuDirectWeightMatrix(MatrixAlgorithm):
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         return GAIN[self.products] * outer_cost(
-            p, t, s, lambda *block: block_cycles(s, *block, self.products))
+            p, t, s, lambda *block: block_cycles(self.products, s, *block))
 
 
 @lru_cache(maxsize=4096)

@@ -50,7 +50,7 @@ class CpuWinogradWeightMatrix(MatrixAlgorithm):
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         return GAIN[self.products] * near_cost(
-            p, t, s, lambda *block: block_cycles(s, *block, self.products))
+            p, t, s, lambda *block: block_cycles(self.products, s, *block))
 
 
 @lru_cache(maxsize=4096)

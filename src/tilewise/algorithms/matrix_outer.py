@@ -22,7 +22,7 @@ def width(t: Target, columns: int) -> int:
     return 1 if math.ceil(columns / t.lanes) in (1, 3, 5) else 2
 
 
-def block_cycles(s: Any, c: int, k: int, items: float, products: int) -> float:
+def block_cycles(products: int, s: Any, c: int, k: int, items: float) -> float:
     """A block of so many items at one position: packed, turned, multiplied."""
     parts, steps = PARTS[products], math.ceil(items / DEPTH)
     rows, columns = math.ceil(k / SIDE), c / SIDE

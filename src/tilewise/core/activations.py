@@ -11,6 +11,7 @@ from .errors import InvalidProblem
 
 ROUNDED = 3e-7  # relative error of a function of a few units in the last place
 ONE = 6e-8  # of one product
+INNER = ("scale", "input_scale")  # fixed arguments that only torch's inner functions have
 
 
 @dataclass(frozen=True)

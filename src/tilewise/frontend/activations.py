@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..core.activations import ACTIVATIONS, ROWS, Activation
+from ..core.activations import ACTIVATIONS, INNER, ROWS, Activation
 
 MODULES: dict[type, list[Activation]] = {}
 for _row in ROWS:
@@ -18,7 +18,6 @@ for _row in ROWS:
         MODULES.setdefault(getattr(nn, _name), []).append(_row)
 METHODS = ("relu", "sigmoid", "tanh")  # that tensors have
 CLAMPS = {torch.clamp, torch.clamp_, torch.clip, torch.clip_, "clamp", "clamp_", "clip", "clip_"}
-NO_ATTRIBUTES = ("scale", "input_scale")  # of functions alone
 
 
 def _forms(row: Activation) -> Iterator[Any]:
@@ -42,7 +41,7 @@ DEFAULTS = {name: value for row in reversed(ROWS) for name, value in row.fixed} 
 def attributes(kind: type) -> tuple[str, ...]:
     """What an activation's module has besides its kind."""
     return tuple({name: None for row in MODULES.get(kind, ())
-                  for name in (*row.arguments, *dict(row.fixed)) if name not in NO_ATTRIBUTES})
+                  for name in (*row.arguments, *dict(row.fixed)) if name not in INNER})
 
 
 def of_module(module: Any) -> str | None:
@@ -59,7 +58,7 @@ def of_call(target: Any, rest: Sequence[Any], options: dict[str, Any]) -> str | 
     except TypeError:  # a target that cannot be a key
         return None
     if clamps:
-        return _clamp(**{**dict(zip(("min", "max"), rest)), **options})
+        return _clamp({**dict(zip(("min", "max"), rest)), **options})
     if not rows:
         return None
     names = (*rows[0].arguments, *dict(rows[0].fixed))
@@ -68,12 +67,13 @@ def of_call(target: Any, rest: Sequence[Any], options: dict[str, Any]) -> str | 
     return _step(rows, given) if set(given) <= set(names) else None
 
 
-def _clamp(min: Any = None, max: Any = None, out: Any = None) -> str | None:
+def _clamp(given: dict[str, Any]) -> str | None:
     """torch's own, where a side may be open."""
-    if out is not None or min is max is None:
+    low, high = given.get("min"), given.get("max")
+    if not set(given) <= {"min", "max"} or low is high is None:
         return None
-    low, high = -math.inf if min is None else min, math.inf if max is None else max
-    return _step([ACTIVATIONS["clamp"]], {"min_val": low, "max_val": high})
+    return _step([ACTIVATIONS["clamp"]], {"min_val": -math.inf if low is None else low,
+                                          "max_val": math.inf if high is None else high})
 
 
 def _step(rows: Sequence[Activation], given: dict[str, Any]) -> str | None:

@@ -149,14 +149,22 @@ def form_of(leaves: list[Any], spec: Any) -> Any:
 
 
 def arm(module: nn.Module, max_error: float | None) -> None:
-    """Let a module, or what it holds if it has no forward, be captured when it is called."""
+    """Let a module be captured when it is called, and its parts: other methods than its forward,
+    such as the `decode` of an autoencoder, call those alone."""
+    _arm(module, max_error)
+    for child in module.children():
+        _arm(child, max_error)
+
+
+def _arm(module: nn.Module, max_error: float | None) -> None:
+    """A module alone, or what it holds if it has no forward."""
     if "forward" in module.__dict__ or isinstance(module, torch.jit.ScriptModule) or not KNOWN:
         return
     if not any(type(part) in (nn.Conv2d, nn.Linear) for part in module.modules()):
         return
     if type(module).forward is nn.Module.forward or _copies_itself(module):  # a list, for example
         for child in module.children():
-            arm(child, max_error)
+            _arm(child, max_error)
     elif type(module) is nn.Conv2d or not type(module).__module__.startswith("torch.nn.modules.") \
             or isinstance(module, nn.Sequential):
         module.__dict__["forward"] = Captured(module, max_error)

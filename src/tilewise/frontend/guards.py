@@ -19,7 +19,8 @@ EVERYWHERE = (torchs._global_forward_hooks, torchs._global_forward_pre_hooks,
 FIXED = (int, float, complex, str, bytes, type(None), type(...), range, slice, enum.Enum,
          torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type,
-        functools.partial, nn.Module, staticmethod, classmethod, property)
+        functools.partial, nn.Module, staticmethod, classmethod, property,
+        functools._lru_cache_wrapper)  # which answers the same arguments alike
 CONTAINERS = (list, dict, OrderedDict, set, deque)
 
 

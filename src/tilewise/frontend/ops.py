@@ -198,8 +198,8 @@ def _run(call: Call) -> Tensor:
 def _run_norm(call: Call, norm: Norm) -> Tensor:
     executable = _executable(call._replace(bias=norm[0]))  # a bias there will be
     ENGINE.tell(executable.plan)
-    made = prepared_with_norm(call.weight, call.bias, norm, executable)
-    return executable(call.x, *made.value, call.residual)
+    weight, bias = prepared_with_norm(call.weight, call.bias, norm, executable).value
+    return executable(call.x, weight, bias, call.residual)
 
 
 def _run_masked(call: Call) -> tuple[Tensor, Tensor]:
@@ -234,10 +234,9 @@ def _conv2d_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | Non
 
 def _conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
                  scale: Tensor | None, shift: Tensor | None, eps: float,
-                 residual: Tensor | None, *options: Any) -> Tensor:
-    *rest, max_error = options
-    return _run_norm(Call(x, weight, bias, residual, *rest, None, max_error),
-                     (mean, variance, scale, shift, eps))
+                 residual: Tensor | None, *rest: Any) -> Tensor:
+    call = Call(x, weight, bias, residual, *rest[:6])._replace(max_error=rest[6])
+    return _run_norm(call, (mean, variance, scale, shift, eps))
 
 
 def _fake_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
@@ -353,10 +352,12 @@ _LIBRARY.define("conv2d_norm(Tensor x, Tensor weight, Tensor? bias, Tensor mean,
                 "Tensor? scale, Tensor? shift, float eps, Tensor? residual, SymInt[] stride, "
                 "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, int pool, "
                 "float? max_error) -> Tensor")
-for _name, _run, _shape in (("conv2d", _conv2d, _fake), ("conv2d_norm", _conv2d_norm, _fake_norm),
-                            ("conv2d_masked", _conv2d_masked, _fake_masked),
-                            ("conv2d_backward", _conv2d_backward, _fake_backward)):
-    _LIBRARY.impl(_name, _as_operator(_run), "CompositeExplicitAutograd")
+_OPERATORS: dict[str, tuple[Any, Any]] = {
+    "conv2d": (_conv2d, _fake), "conv2d_norm": (_conv2d_norm, _fake_norm),
+    "conv2d_masked": (_conv2d_masked, _fake_masked),
+    "conv2d_backward": (_conv2d_backward, _fake_backward)}
+for _name, (_impl, _shape) in _OPERATORS.items():
+    _LIBRARY.impl(_name, _as_operator(_impl), "CompositeExplicitAutograd")
     torch.library.register_fake(f"tilewise::{_name}", _shape, lib=_LIBRARY)
 for _name in ("conv2d", "conv2d_masked"):
     torch.library.register_autograd(f"tilewise::{_name}", _backward, setup_context=_save,

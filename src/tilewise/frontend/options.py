@@ -14,7 +14,7 @@ from ..core.errors import InvalidProblem
 from ..core.problem import Epilogue
 
 # stride, padding (top, bottom, left, right), dilation, groups, activation, pool
-Options = tuple[Any, ...]
+Options = tuple[Any, Any, Any, int, str | None, int]
 
 
 def options_of(stride: Any, padding: Any, dilation: Any, groups: int, activation: str | None,

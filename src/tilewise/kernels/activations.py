@@ -8,14 +8,12 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.activations import parsed
-
-INTERNAL = ("scale", "input_scale")  # arguments of torch's inner functions
+from ..core.activations import INNER, parsed
 
 
 def applied(step: str) -> Callable[[Tensor], Tensor]:
     """The function that a step names."""
     row, numbers = parsed(step)
-    fixed = {name: value for name, value in row.fixed if name not in INTERNAL}
+    fixed = {name: value for name, value in row.fixed if name not in INNER}
     return partial(getattr(F, row.function or row.name), **fixed,
                    **dict(zip(row.arguments, numbers, strict=True)))

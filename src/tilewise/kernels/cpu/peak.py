@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from ...core.isa import ISA, Isa
-from ..matrix import DEPTH
+from ..matrix import DEPTH, SIDE
 from . import amx, jit
 from .emit import Module
 from .threads import (
@@ -61,7 +61,7 @@ def tile_runner(threads: int) -> tuple[Callable[[], None], float]:
         "entry", ctypes.c_void_p)
     frame, data = Frame(), torch.randn(8 * amx.TILE).bfloat16()
     frame[THREADS], frame[PARALLEL], frame[X] = threads, parallel_address(), data.data_ptr()
-    operations = 2.0 * amx.SIDE ** 2 * DEPTH * TURNS * amx.MOST ** 2 * threads
+    operations = 2.0 * SIDE ** 2 * DEPTH * TURNS * amx.MOST ** 2 * threads
 
     def run(keep: torch.Tensor = data) -> None:
         run_entry(entry, frame)
