@@ -13,7 +13,7 @@ from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from ..kernels.matrix import DEPTH, PARTS, SIDE, joins_taps
 from .common import CpuAlgorithm, cpu_f32_forward, streams
-from .matrix import MatrixAlgorithm, no_unit
+from .matrix import MatrixAlgorithm, is_pixelwise, no_unit
 
 PIXELS = (SIDE, 2 * SIDE)  # that are multiplied together
 LOW = (1, 2, 4, 7, 8, 14, 16, 28, 56)
@@ -36,9 +36,6 @@ class CpuDirectMatrix(MatrixAlgorithm):
         from ..kernels.cpu import direct_amx
 
         return direct_amx
-
-    def seen_by_kernel(self, p: Problem) -> Problem:
-        return as_pixels(p)
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         reasons = cpu_f32_forward(p, t) + no_unit(t)
@@ -72,17 +69,6 @@ class CpuDirectMatrix(MatrixAlgorithm):
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         return _cost(p, t, s, self.products)
-
-
-def as_pixels(p: Problem) -> Problem:
-    """Each pixel as a row of its own, which the next image continues, where none is skipped."""
-    return p.with_(h=p.h * p.w, w=1) if is_pixelwise(p) else p
-
-
-def is_pixelwise(p: Problem) -> bool:
-    """Whether every pixel gives an output and sees nothing but itself."""
-    return ((p.r, p.s, p.stride, p.groups, p.epilogue.pool) == (1, 1, (1, 1), 1, 1)
-            and not any(p.padding))
 
 
 def _heights(p: Problem) -> tuple[int, ...]:

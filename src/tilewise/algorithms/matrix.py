@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..core.algorithm import split_bits
+from ..core.problem import Problem
 from ..core.target import Target
 from ..kernels.matrix import PARTS
 from .common import CpuAlgorithm
@@ -20,6 +21,16 @@ class MatrixAlgorithm(CpuAlgorithm):
         self.products, self.parts, self.more = products, PARTS[products], (products,)
         self.name = f"{self.name}_{PRECISIONS[products]}"
         self.bits = split_bits(products)
+
+    def seen_by_kernel(self, p: Problem) -> Problem:
+        """Each pixel as a row of its own, which the next image continues, where none is skipped."""
+        return p.with_(h=p.h * p.w, w=1) if is_pixelwise(p) else p
+
+
+def is_pixelwise(p: Problem) -> bool:
+    """Whether every pixel gives an output and sees nothing but itself."""
+    return ((p.r, p.s, p.stride, p.groups, p.epilogue.pool) == (1, 1, (1, 1), 1, 1)
+            and not any(p.padding))
 
 
 def no_unit(t: Target) -> list[str]:
