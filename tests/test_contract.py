@@ -26,7 +26,8 @@ from tilewise.runtime.executable import LAYOUTS, Executable
 
 TARGET = Target.host(threads=2)
 DTYPES = {"f32": torch.float32, "f64": torch.float64}
-LARGEST_ERROR = 1e-3  # above it, nobody would call the result a convolution
+# by bits; above it, nobody would call the result a convolution
+LARGEST_ERROR = {8: 3e-2, 16: 1e-3, 24: 1e-3}
 PROBLEMS = tuple(map(Problem.parse, (
     # dense filters
     "n2c8h9w11k16r3s3p1_f32_forward",
@@ -255,7 +256,7 @@ def test_estimates_are_numbers(algorithm, problem):
     space, schedule = algorithm.space(p, TARGET), plan.schedule
     assert schedule == algorithm.default(p, TARGET)
     assert not space.tunables or schedule in space
-    assert 0 < algorithm.error(p, TARGET, schedule) < LARGEST_ERROR
+    assert 0 < algorithm.error(p, TARGET, schedule) < LARGEST_ERROR[algorithm.bits]
     cost, workspace = (f(p, TARGET, schedule) for f in (algorithm.cost, algorithm.workspace))
     assert math.isfinite(cost)
     assert cost > 0

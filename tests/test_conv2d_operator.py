@@ -14,7 +14,7 @@ from convolutions import LAST, PLANES, assert_close, draw, leaf, theirs
 from torch import Tensor
 
 import tilewise
-from tilewise.frontend import ops
+from tilewise.frontend import calls, ops
 
 CONV = torch.ops.tilewise.conv2d.default
 
@@ -115,7 +115,7 @@ def operator_arguments(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[A
     """What tilewise.conv2d hands to the operator."""
     def arguments(*args: Any, **options: Any) -> tuple[Any, ...]:
         seen: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(ops, "is_unwatched", lambda *tensors: False)
+        monkeypatch.setattr(calls, "is_unwatched", lambda *tensors: False)
         monkeypatch.setattr(ops, "_OP", lambda *given: seen.append(given) or CONV(*given))
         tilewise.conv2d(*args, **options)
         return seen[0]

@@ -44,7 +44,7 @@ def problems(draw: Any) -> Problem:
         draw(st.integers(0, 99)), groups * draw(small), h, w, groups * draw(small), r, s, stride,
         draw(st.tuples(*[st.integers(0, 12)] * 4)), dilation, groups,
         draw(st.sampled_from(tuple(DTYPES))), draw(st.sampled_from(LAYOUTS)),
-        draw(st.sampled_from(DIRECTIONS)), epilogue, draw(st.booleans()))
+        draw(st.sampled_from(DIRECTIONS)), epilogue)
 
 
 # names

@@ -187,9 +187,10 @@ def small_layers() -> list[tuple[Problem, tuple[Any, ...]]]:
 
 
 def names_for(p: Problem) -> list[str]:
-    """Algorithms whose code is generated, for a problem."""
-    found = [c.algorithm for c in ENGINE.planner.candidates(p, Target.host()) if c.plan]
-    return [name for name in found if ENGINE.planner.algorithm(name).takes == "addresses"]
+    """Algorithms whose code is generated and keeps all bits, for a problem."""
+    found = [ENGINE.planner.algorithm(c.algorithm)
+             for c in ENGINE.planner.candidates(p, Target.host()) if c.plan]
+    return [a.name for a in found if a.takes == "addresses" and a.bits == 24]
 
 
 def moving_names_for(p: Problem) -> list[str]:

@@ -178,6 +178,7 @@ def _step(name: str, plan: Plan) -> Step:
 
 
 STEPS: dict[str, Step] = {
+    "bias": lambda y, bias, residual: y.add_(bias[:, None, None]),  # of the ladder's first rungs
     "residual": lambda y, bias, residual: y.add_(residual),
     "relu": lambda y, bias, residual: y.relu_(),
     "to_nchw": lambda y, bias, residual: copied(y, "nchw"),
