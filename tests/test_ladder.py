@@ -102,4 +102,4 @@ def test_noise_has_no_reason(least: float, median: float, said: str) -> None:
 def test_the_matrix_unit_has_a_rung_for_1x1_filters() -> None:
     p = Problem.parse("n1c64h14w14k64r1s1_f32_forward")
     make = next(step.make for step in STEPS if step.name == "matrix unit, 3 products")
-    assert make(p, Target.host(threads=2), []).plan.algorithm == "cpu_pointwise"
+    assert make(p, Target.host(threads=2), []).plan.algorithm == "cpu_direct_bf16x3"
