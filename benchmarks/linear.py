@@ -18,7 +18,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 import torch
 from torch.nn import functional as F
 
-from tilewise.algorithms import LINEAR
+from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Problem, Target
 from tilewise.frontend.linear import ENGINE
 from tilewise.planner.measure import interleaved
@@ -28,8 +28,8 @@ VGG16 = ("25088x4096", "4096x4096", "4096x1000")
 
 def plans(p, t, streams):
     """By name: the default of every algorithm that is not torch, and schedules beside them."""
-    for a in LINEAR:
-        if a.baseline or a.reject(p, t):
+    for a in ALGORITHMS:
+        if a.baseline or a.name == "reference" or a.reject(p, t):
             continue
         s = a.default(p, t)
         others = [s.with_(streams=n) for n in (2, 4, 8)] if streams and "streams" in s else [s]

@@ -15,7 +15,7 @@ from harness import Mismatch, in_process
 from test_mutations import Mutation, next_bias, whole_vectors
 from torch.nn import functional as F
 
-from tilewise.algorithms import LINEAR
+from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.cpu_few_rows import CpuFewRows
 from tilewise.core import Epilogue, Problem, Schedule, Target
 from tilewise.core.isa import available
@@ -23,7 +23,7 @@ from tilewise.kernels.cpu import emit, few_rows, few_rows_prepare
 from tilewise.kernels.cpu.launch import launcher
 
 STORED = (32, 24, 16)
-FEW: dict[int, Any] = {a.stored: a for a in LINEAR if isinstance(a, CpuFewRows)}
+FEW: dict[int, Any] = {a.stored: a for a in ALGORITHMS if isinstance(a, CpuFewRows)}
 SHAPES = 5  # of each number of bits and row of instructions
 FLOOR = 8 * SHAPES * len(STORED)
 ODD = "n7c203h1w1k29r1s1_f32_forward+bias+relu"

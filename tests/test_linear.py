@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.algorithms import LINEAR
 from tilewise.core import Problem, Target
 from tilewise.frontend.captured import all_captured
-from tilewise.frontend.linear import ENGINE, Linear, is_worth, linear
+from tilewise.frontend.linear import Linear, is_worth, linear
+from tilewise.frontend.ops import ENGINE
 from tilewise.runtime.engine import PRECISIONS
 
 C = K = 1024  # the smallest weight that is worth it
-LINEAR_BY_NAME = {a.name: a for a in LINEAR}
+IN_PARTS = [ENGINE.planner.algorithm(f"cpu_direct_{name}") for name in ("bf16x3", "bf16")]
+FEW_ROWS = ENGINE.planner.algorithm("cpu_few_rows")
 T = Target("cpu", "amx", 2, l1=48 << 10, l2=2 << 20, l3=32 << 20)
 
 
@@ -75,16 +76,16 @@ def planned(rows: int, setting: str, target: Target = T) -> str:
 
 def test_precision_and_rows_decide() -> None:
     rows = (1, 3, 4, 8, 64)
-    torch_s, few = "torch_linear", "cpu_few_rows"
+    torch_s, few = "vendor", "cpu_few_rows"
     assert [planned(n, "highest") for n in rows] == [torch_s, torch_s, few, few, torch_s]
-    assert [planned(n, "high") for n in rows] == [f"{few}_24"] * 3 + ["cpu_linear_bf16x3"] * 2
-    assert [planned(n, "medium") for n in rows] == [f"{few}_16"] * 3 + ["cpu_linear_bf16"] * 2
+    assert [planned(n, "high") for n in rows] == [f"{few}_24"] * 3 + ["cpu_direct_bf16x3"] * 2
+    assert [planned(n, "medium") for n in rows] == [f"{few}_16"] * 3 + ["cpu_direct_bf16"] * 2
     assert [planned(n, "high", T.with_(isa="avx512")) for n in rows] == [f"{few}_24"] * 4 + [
         torch_s]
 
 
 def test_small_weights_are_refused() -> None:
-    reasons = LINEAR[0].reject(Problem(1, 256, 1, 1, 120, 1, 1), T)
+    reasons = FEW_ROWS.reject(Problem(1, 256, 1, 1, 120, 1, 1), T)
     assert reasons == ["weight has 122880 bytes, needs at least 4194304"]
 
 
@@ -92,7 +93,7 @@ def test_small_weights_are_refused() -> None:
 def test_narrow_weights_are_not_added_up_lane_by_lane() -> None:
     for c, reasons in ((255, ["input channels are 255, needs at least 256"]), (256, [])):
         p = Problem(4, c, 1, 1, (8 << 20) // c, 1, 1)
-        assert LINEAR_BY_NAME["cpu_few_rows"].reject(p, T) == reasons
+        assert FEW_ROWS.reject(p, T) == reasons
 
 
 @needs_amx
@@ -101,7 +102,7 @@ def test_rows_share_what_was_prepared() -> None:
     with precision("high"):
         for rows in (1, 2, 3, 6, 20, 40, 100, 300):
             plan = ENGINE.plan(Problem(rows, 2048, 1, 1, 2048, 1, 1), Target.host(threads=2))
-            if plan.algorithm != "torch_linear":
+            if plan.algorithm != "vendor":
                 keys.add(ENGINE.build(plan).weight_key)
     assert len(keys) <= 2  # in parts, and in fewer bits
 
@@ -109,7 +110,7 @@ def test_rows_share_what_was_prepared() -> None:
 def test_what_is_prepared_is_no_larger_than_the_weight() -> None:
     p, t = Problem(8, C, 1, 1, K, 1, 1), Target.host("amx", 2)
     weight = torch.randn(K, C, 1, 1)
-    sizes = [a.prepare(p, t, a.default(p, t), weight).numel() for a in LINEAR[:2]]
+    sizes = [a.prepare(p, t, a.default(p, t), weight).numel() for a in IN_PARTS]
     assert sorted(sizes) == [C * K // 2, C * K]
 
 
@@ -121,7 +122,7 @@ def run_guarded() -> list[str]:
     failures, target = [], Target.host("amx", harness.THREADS)
     for rows in (1, 8, 17, 40):
         p = Problem.parse(f"n{rows}c1100h1w1k70r1s1_f32_forward+bias+relu")
-        for a in LINEAR[:2]:
+        for a in IN_PARTS:
             try:
                 harness.check(a, p, target, a.default(p, target), 0, [1, rows])
             except Mismatch as mismatch:

@@ -8,7 +8,6 @@ from .cpu_direct_matrix import CpuDirectMatrix
 from .cpu_direct_weight import CpuDirectWeight
 from .cpu_direct_weight_matrix import CpuDirectWeightMatrix
 from .cpu_few_rows import CpuFewRows
-from .cpu_linear import CpuLinear
 from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
 from .cpu_winograd import CpuWinograd
@@ -21,7 +20,6 @@ from .filter_separable import FilterSeparable
 from .gpu_implicit_gemm import GpuImplicitGemm
 from .gpu_winograd import GpuWinograd
 from .reference import Reference
-from .torch_linear import TorchLinear
 from .vendor import Vendor
 
 ALGORITHMS: list[Algorithm] = [
@@ -30,6 +28,9 @@ ALGORITHMS: list[Algorithm] = [
     CpuWinograd(),
     CpuPixels(),
     CpuDirect(),
+    CpuFewRows(),
+    CpuFewRows(24),
+    CpuFewRows(16),
     CpuWinogradMatrix(6),
     CpuWinogradMatrix(3),
     CpuDirectMatrix(6),
@@ -55,19 +56,9 @@ ALGORITHMS: list[Algorithm] = [
     Reference(),
 ]
 
-# methods of filter2d
+# methods of filter2d, which are asked with filters instead of problems
 FILTERS: list[Algorithm] = [
     FilterSeparable(),
     FilterDirect(),
     FilterFft(),
-]
-
-# of linear layers
-LINEAR: list[Algorithm] = [
-    CpuLinear(3),
-    CpuLinear(1),
-    CpuFewRows(),
-    CpuFewRows(24),
-    CpuFewRows(16),
-    TorchLinear(),
 ]

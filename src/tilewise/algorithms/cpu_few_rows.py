@@ -11,10 +11,10 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from .common import CpuAlgorithm, cpu_f32_forward
-from .cpu_linear import LEAST
 
 # leading bits of a weight's value by those in memory, of which the first is not stored
 KEPT = {32: 24, 24: 16, 16: 8}
+LEAST = 4 << 20  # bytes of a weight that are worth a call
 NARROWEST = 256  # with fewer values a row, adding up lanes takes longer than reading them
 TOGETHER = 4  # rows that share the weights in registers
 AGAIN = 0.8  # of the time for the first of them that the next take
@@ -39,10 +39,9 @@ class CpuFewRows(CpuAlgorithm):
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         reasons = cpu_f32_forward(p, t)
-        if (p.r, p.s, p.h, p.w) != (1, 1, 1, 1):
-            reasons.append(f"filter is {p.r}x{p.s}, image is {p.h}x{p.w}, needs 1x1 and 1x1")
-        if p.groups > 1:
-            reasons.append(f"groups is {p.groups}, needs 1")
+        if not p.is_linear:
+            reasons.append(f"filter is {p.r}x{p.s}, image is {p.h}x{p.w}, padding is {p.padding}, "
+                           f"groups is {p.groups}, needs 1x1, 1x1, 0 and 1")
         if p.c < NARROWEST:
             reasons.append(f"input channels are {p.c}, needs at least {NARROWEST}")
         if p.weight_bytes < LEAST:

@@ -12,6 +12,8 @@ from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 
+FEW = 3  # rows up to which torch multiplies without packing the weight
+
 
 class Vendor(Algorithm):
     """Whatever torch runs: oneDNN on x86, cuDNN on NVIDIA."""
@@ -23,8 +25,6 @@ class Vendor(Algorithm):
     layouts = frozenset({"nhwc", "nchw"})
     baseline = True
     takes = "tensors"
-    # torch's precision settings that it follows: small convolutions are products of matrices
-    kinds: tuple[str, ...] = ("conv", "matmul")
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return []
@@ -34,11 +34,13 @@ class Vendor(Algorithm):
         return accumulation_error(p.terms, p.dtype) + (1.5 * 2.0 ** -10 if tf32 else 0.0)
 
     def error_as_set(self, p: Problem, t: Target, s: Schedule) -> float:
-        return self.error(p, t, s) + max(_lowered(p, t, self.kinds), default=0.0)
+        return self.error(p, t, s) + max(_lowered(p, t), default=0.0)
 
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         if t.isa in GPUS:
             return _gpu_cost(p, t)
+        if _is_product(p):
+            return _product_cost(p, t)
         # filters that are large, or far apart, see much padding, which oneDNN leaves out
         compute = p.flops * p.share_inside / (t.peak * _efficiency(p, t))
         # it packs weights anew in every call
@@ -50,11 +52,34 @@ class Vendor(Algorithm):
         return weight.contiguous(memory_format=_layout(p))
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+        if _is_product(p):
+            return _product()
         return {"forward": _forward, "backward_data": _backward_data,
                 "backward_weight": _backward_weight}[p.direction](p)
 
 
-def _lowered(p: Problem, t: Target, kinds: tuple[str, ...]) -> list[float]:
+def _is_product(p: Problem) -> bool:
+    """Whether torch's linear layer is what it runs."""
+    return p.is_linear and p.direction == "forward"
+
+
+def _product_cost(p: Problem, t: Target) -> float:
+    """It reads the weight, for more than a few rows also writes it packed and reads that."""
+    compute = p.flops / t.peak
+    memory = p.weight_bytes / t.bandwidth * (1 if p.n <= FEW else 3)
+    return 5e-6 + max(compute, memory) + 0.3 * min(compute, memory)
+
+
+def _product() -> Any:
+    from torch.nn import functional as F
+
+    def run(x: Any, weight: Any, bias: Any, residual: Any) -> Any:
+        return F.linear(x.flatten(1), weight.flatten(1), bias)[:, :, None, None]
+
+    return run
+
+
+def _lowered(p: Problem, t: Target) -> list[float]:
     """What each of torch's settings for CPUs that is in force adds to the error of float32."""
     if p.dtype != "f32" or t.device != "cpu":
         return []
@@ -64,6 +89,8 @@ def _lowered(p: Problem, t: Target, kinds: tuple[str, ...]) -> list[float]:
 
     has_tf32 = getattr(torch.cpu, "_is_amx_fp16_supported", lambda: False)()
     added = {"bf16": split_error(1, max(1, p.terms)), "tf32": 1.5 * 2.0 ** -10 if has_tf32 else 0.0}
+    # small convolutions are products of matrices too
+    kinds = ("matmul",) if _is_product(p) else ("conv", "matmul")
     return [added[value] for kind, value in lowered().items() if kind in kinds]
 
 

@@ -275,6 +275,11 @@ class Problem:
         return self.with_(n=1)
 
     @property
+    def is_linear(self) -> bool:
+        """Whether it is a product of matrices: every image is one pixel, and so is the filter."""
+        return (self.h, self.w, self.r, self.s, self.groups) == (1,) * 5 and not any(self.padding)
+
+    @property
     def weight(self) -> Problem:
         """What a prepared weight may depend on: the smallest image, one output, nothing behind."""
         return self.with_(n=1, h=self.span_h, w=self.span_w, stride=(1, 1), padding=(0, 0, 0, 0),

@@ -10,19 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..algorithms import LINEAR
+from ..algorithms.cpu_few_rows import LEAST
 from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
 from ..kernels import precision
-from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import made
-from .again import is_transformed, is_unwatched
-from .calls import wants_gradient
-from .ops import then
-
-ENGINE = Engine(LINEAR)
+from .calls import KERNEL, Call, gate
+from .ops import ENGINE, then
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
@@ -38,9 +34,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     torch.Size([2, 4])
     """
     run = None
-    if _is_plain(x, weight, bias):
+    if gate(Call(x, weight, bias)) == KERNEL and _is_plain(x, weight, bias):
         run = _executable(x, weight, bias, activation, max_error)
-    if run is None:
+        ENGINE.tell(run.plan)
+    if run is None or run.algorithm.baseline:  # which needs no other shapes
         held = max_error is not None and not torch.compiler.is_compiling()
         with precision.full() if held else nullcontext():
             y = F.linear(x, weight, bias)
@@ -51,10 +48,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
 
 def is_worth(layer: nn.Linear) -> bool:
-    """Whether there is a setting in which this machine would not leave the layer to torch."""
-    c, k = layer.in_features, layer.out_features
-    return bool(c and k and layer.weight.is_cpu and KNOWN) and not all(
-        a.baseline or a.reject(Problem(1, c, 1, 1, k, 1, 1), Target.host()) for a in LINEAR)
+    """Whether a layer's weight is large enough that another than torch might run it."""
+    return bool(KNOWN) and layer.weight.is_cpu and 4 * layer.weight.numel() >= LEAST
 
 
 class Linear(nn.Module):
@@ -91,24 +86,19 @@ class Linear(nn.Module):
 
 
 def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether these are numbers in memory that nobody traces, transforms or differentiates."""
+    """Whether these are float32 and fit each other; the rest is torch's, and so are its errors."""
     tensors = [t for t in (x, weight, bias) if t is not None]
-    if (not KNOWN or not is_unwatched(*tensors) or is_transformed()
-            or torch.is_autocast_enabled("cpu") or wants_gradient(*tensors)
-            or any(t.dtype != torch.float32 for t in tensors)):
-        return False
     followed = weight.is_contiguous()  # else prepared in every call
     shapes = (weight.dim() == 2 and weight.shape[0] > 0 and x.dim() > 0 and x.numel() > 0
               and x.shape[-1] == weight.shape[1]
               and (bias is None or bias.shape == weight.shape[:1]))
-    return followed and shapes
+    return followed and shapes and all(t.dtype == torch.float32 for t in tensors)
 
 
 def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
-                max_error: float | None) -> Executable | None:
-    """What runs the call, or None where torch should."""
-    key: Any = (x.numel() // x.shape[-1], weight.shape, bias is None, activation, max_error,
-                torch.get_num_threads(), precision.asked())
+                max_error: float | None) -> Executable:
+    key: Any = ("linear", x.numel() // x.shape[-1], weight.shape, bias is None, activation,
+                max_error, torch.get_num_threads(), precision.asked())
     found = ENGINE.executables.get(key)
     if found is None:
         k, c = weight.shape
@@ -116,4 +106,4 @@ def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str 
                     epilogue=Epilogue(bias=bias is not None, activation=activation))
         t = Target.host(threads=torch.get_num_threads())
         found = ENGINE.executables.put(key, ENGINE.build(ENGINE.plan(p, t, max_error=max_error)))
-    return None if found.algorithm.baseline else found
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..kernels.cpu.launch import KERNELS
 from ..kernels.cpu.memory import POOL
 from ..runtime.weights import MADE
-from .linear import ENGINE as LINEAR
 from .ops import ENGINE
 
 
@@ -36,8 +35,7 @@ def set_cache_limit(kernels: int | None = None, executables: int | None = None) 
     if kernels is not None:
         KERNELS.limit = kernels
     if executables is not None:
-        for engine in (ENGINE, LINEAR):
-            engine.executables.limit = executables
+        ENGINE.executables.limit = executables
 
 
 def algorithms(direction: str = "forward", device: str = "cpu") -> list[str]:
