@@ -171,7 +171,7 @@ MUTATIONS = {
     "halves are swapped": fault(changed(
         few_rows_prepare, "prepare", lambda rows: rows << 16 | rows >> 16 & 0xFFFF), 16),
     "weights are cut off, not rounded": fault(replaced(
-        few_rows_prepare, "_rounded", lambda value, dropped: few_rows.Words.of(value).masked(
+        few_rows_prepare, "_rounded", lambda value, dropped: value.words().masked(
             -1 << dropped + 2))),
     "rows lie closer": fault(changed(few_rows.Geometry, "row_floats", lambda n: n - 1), 32),
     "a task is left out": fault(changed(few_rows.Geometry, "tasks", lambda tasks: tasks - 1)),

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from faults import changed, replaced
 from filter_harness import Case, guarded, random_kernel, random_pixels
+from test_mutations import whole_vectors
 
 from tilewise.core import lowrank
 from tilewise.core.borders import sources
 from tilewise.frontend.image_arrays import ENGINE
 from tilewise.kernels.cpu import elements, filter_common, filter_separable
-from tilewise.kernels.cpu.elements import ELEMENTS, Element
+from tilewise.kernels.cpu.elements import ELEMENTS
 from tilewise.runtime import filters
 
 
@@ -36,16 +37,6 @@ class Mutation(NamedTuple):
 
 def element(name: str, **changes: Any) -> Callable[..., None]:
     return lambda patch: patch.setitem(ELEMENTS, name, replace(ELEMENTS[name], **changes))
-
-
-def without_count(name: str, place: int) -> Callable[..., None]:
-    """Loads or stores that forget how many lanes they are for."""
-    original = getattr(Element, name)
-
-    def unmasked(*args: Any, **options: Any) -> Any:
-        return original(*args[:place], **options)
-
-    return replaced(Element, name, unmasked)
 
 
 def one_row_down(patch: pytest.MonkeyPatch) -> None:
@@ -75,8 +66,8 @@ MUTATIONS = {
     "no upper bound": Mutation(element("u8", high=511), "uint8"),
     "no lower bound": Mutation(element("u16", low=-65535), "uint16"),
     "sign forgotten": Mutation(element("i16", low=0), "int16"),
-    "whole stores": Mutation(without_count("store", 3)),
-    "whole loads": Mutation(without_count("load", 4)),
+    "whole stores": Mutation(whole_vectors("store")),
+    "whole loads": Mutation(whole_vectors("load")),
     "short row": Mutation(changed(filter_common.FilterSizes, "span", lambda span: span - 1)),
     "one row down": Mutation(one_row_down),
     "border off by one": Mutation(replaced(filters, "sources", shifted)),

@@ -12,7 +12,6 @@ import pytest
 import torch
 from faults import changed, replaced
 from guarded import UNTOUCHED, Mismatch, launch_guarded
-from llvmlite import ir
 from test_gradients import check_fused_mask, check_pack, check_prepared
 
 from tilewise.core import Algorithm, Problem, Schedule, Target
@@ -130,9 +129,7 @@ def whole_vectors(name: str) -> Callable[..., None]:
 
 def seven_bits(value: emit.Vector) -> emit.Vector:
     """A vector rounded towards zero to bfloat16, which small integers survive."""
-    bits, ll = ir.VectorType(emit.I32, value.lanes), value.f.ll
-    kept = ll.and_(ll.bitcast(value.ir, bits), ir.Constant(bits, [-65536] * value.lanes))
-    return emit.Vector(value.f, ll.bitcast(kept, value.ir.type))
+    return value.words().masked(-65536).floats()
 
 
 def same_worker(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
-from .emit import F32, Function, Index, Module, Pointer, Vector
+from .emit import Function, Index, Module, Pointer, Vector
 from .geometry import Sizes
 from .threads import BATCH, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .tiling import ceil_div, emit_zero
@@ -111,8 +111,7 @@ def _finish(f: Function, g: Geometry) -> None:
     to = f.frame.load_pointer(Y) + f.task * taps
     with f.loop(taps) as tap:
         here = sums + tap.i * g.padded
-        total = f.ll.load(here.ir, align=4, typ=F32)
+        total = here.load(lanes=1)
         for part in range(1, g.s.parts):
-            more = f.ll.load((here + part * g.part_floats).ir, align=4, typ=F32)
-            total = f.ll.fadd(total, more)
-        f.ll.store(total, (to + tap.i).ir, align=4)
+            total = total + here.load(part * g.part_floats, lanes=1)
+        to.store(total, tap.i)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from llvmlite import ir
 
 from ...core.isa import Isa
 from ...core.problem import Problem
@@ -18,7 +17,7 @@ from ..matrix import DEPTH
 from . import memory
 from .amx import TILE
 from .direct_amx_geometry import Geometry
-from .emit import F32, I32, Function, Index, Module, Pointer, Vector
+from .emit import Function, Index, Module, Pointer, Vector
 from .launch import launcher
 from .microkernel import LINE
 from .parts import split_pairs
@@ -91,16 +90,12 @@ class _Vector:
 
     def _gather(self, value: Index, tap: Index) -> Vector:
         """One value of all these channels at a tap; lanes without a channel are zero."""
-        f, p = self.f, self.g.p
+        p = self.g.p
         if self.g.joins_taps:  # a tap is a row, its values those of one column after the other
             at = value % p.c * self.c + tap * self.r + value // p.c * self.s
         else:
             at = value * self.c + tap // p.s * self.r + tap % p.s * self.s
-        found = ir.Constant(ir.VectorType(F32, f.isa.lanes), [0.0] * f.isa.lanes)
-        for lane in range(self.count):
-            one = f.ll.load((self.source + (at + self.k * lane)).ir, align=4, typ=F32)
-            found = f.ll.insert_element(found, one, ir.Constant(I32, lane))
-        return Vector(f, found)
+        return (self.source + at).gather(self.k, self.count)
 
 
 def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,

@@ -12,7 +12,7 @@ from functools import cached_property
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
-from .emit import F32, Function, Index, Module, Pointer
+from .emit import Function, Index, Module, Pointer
 from .outer import KINDS, OuterGeometry, OuterSums
 from .threads import SCRATCH, WEIGHT, X, Y
 from .tiling import emit_copy, emit_zero
@@ -119,9 +119,8 @@ class Gradient(OuterSums):
             to = f.frame.load_pointer(Y) + f.task * (p.group_c * taps)
             with f.loop(taps) as tap, f.loop(p.group_c) as c:
                 here = u + g.u_at(tap.i * p.group_c + c.i, k)
-                total = f.ll.load(here.ir, align=4, typ=F32)
+                total = here.load(lanes=1)
                 for part in range(1, self.s.parts):
-                    more = f.ll.load((here + part * g.part_floats).ir, align=4, typ=F32)
-                    total = f.ll.fadd(total, more)
-                f.ll.store(total, (to + (c.i * taps + tap.i)).ir, align=4)
+                    total = total + here.load(part * g.part_floats, lanes=1)
+                to.store(total, c.i * taps + tap.i)
         return f

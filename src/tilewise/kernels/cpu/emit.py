@@ -9,11 +9,12 @@ from typing import Any
 from llvmlite import ir
 
 from ...core.isa import Isa
+from .elements import ELEMENTS, Element
+from .pointers import Pointer
 from .values import (
     BOOL,
     F32,
     F64,
-    FLOAT_ALIGN,
     I8,
     I32,
     I64,
@@ -22,14 +23,15 @@ from .values import (
     Bits,
     Flag,
     Index,
-    Pointer,
     Value,
     Vector,
+    Words,
     bits_bytes,
 )
 
-__all__ = ["BOOL", "F32", "F64", "FLOAT_ALIGN", "I32", "I64", "I8", "PTR", "VOID", "Bits", "Flag",
-           "Function", "Index", "Loop", "Module", "Pointer", "Value", "Vector", "bits_bytes"]
+__all__ = ["BOOL", "ELEMENTS", "F32", "F64", "I32", "I64", "I8", "PTR", "VOID", "Bits", "Element",
+           "Flag", "Function", "Index", "Loop", "Module", "Pointer", "Value", "Vector", "Words",
+           "bits_bytes"]
 
 
 class Loop:
@@ -79,10 +81,10 @@ class Function:
     def index(self, value: Index | int) -> Index:
         return value if isinstance(value, Index) else Index(self, ir.Constant(I64, value))
 
-    def vector(self, value: float, lanes: int | None = None) -> Vector:
+    def vector(self, value: float, lanes: int | None = None, work: Any = F32) -> Vector:
         """A constant in every lane."""
         lanes = lanes or self.isa.lanes
-        return Vector(self, ir.Constant(ir.VectorType(F32, lanes), [value] * lanes))
+        return Vector(self, ir.Constant(ir.VectorType(work, lanes), [value] * lanes))
 
     def splat(self, scalar: Any, lanes: int | None = None) -> Vector:
         lanes = lanes or self.isa.lanes
@@ -149,7 +151,7 @@ class Function:
         phis = [b.phi(value.ir.type) for value in carry]
         for phi, value in zip(phis, carry, strict=True):
             phi.add_incoming(value.ir, before)
-        entering = [type(value)(self, phi) for value, phi in zip(carry, phis, strict=True)]
+        entering = [value.like(phi) for value, phi in zip(carry, phis, strict=True)]
         b.cbranch(test(entering[0]).ir, body, after)
         b.position_at_end(body)
         loop = Loop(entering[0], list(entering))

@@ -12,12 +12,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from llvmlite import ir
 
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
-from .emit import F32, I32, Function, Index, Module, Pointer, Vector
+from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish
 from .geometry import Sizes
 from .microkernel import LINE
@@ -182,7 +181,7 @@ class _Rows:
         lanes = self.g.lanes
         if not self.g.packed:
             return [weight.load(v * lanes, count=count) for v, count in enumerate(counts)]
-        words = [Words.of(weight.load(v * lanes)) for v in range(self.g.chunk_floats // lanes)]
+        words = [weight.load(v * lanes).words() for v in range(self.g.chunk_floats // lanes)]
         found = []
         for v in range(len(counts)):
             half = words[v // 2]
@@ -201,44 +200,3 @@ class _Rows:
             step //= 2
         value = finish(f, total, self.p.epilogue, (f.bias, place), (f.residual, at), 1)
         f.y.store(value, at, count=1)
-
-
-class Words:
-    """A vector of 32-bit words."""
-
-    def __init__(self, f: Function, value: Any) -> None:
-        self.f, self.ir = f, value
-
-    @staticmethod
-    def of(value: Vector) -> Words:
-        kind = ir.VectorType(I32, value.lanes)
-        return Words(value.f, value.f.ll.bitcast(value.ir, kind))
-
-    def floats(self) -> Vector:
-        kind = ir.VectorType(F32, self.ir.type.count)
-        return Vector(self.f, self.f.ll.bitcast(self.ir, kind))
-
-    def shifted(self, by: int) -> Words:
-        """Upwards, or downwards where `by` is negative."""
-        if not by:
-            return self
-        shift = self.f.ll.shl if by > 0 else self.f.ll.lshr
-        return Words(self.f, shift(self.ir, self.same(abs(by)).ir))
-
-    def masked(self, bits: int) -> Words:
-        return Words(self.f, self.f.ll.and_(self.ir, self.same(bits).ir))
-
-    def joined(self, other: Words) -> Words:
-        return Words(self.f, self.f.ll.or_(self.ir, other.ir))
-
-    def plus(self, other: Words) -> Words:
-        return Words(self.f, self.f.ll.add(self.ir, other.ir))
-
-    def unless_nan(self, value: Vector, otherwise: int) -> Words:
-        """These, and `otherwise` where a value is NaN."""
-        nan = self.f.ll.fcmp_unordered("uno", value.ir, value.ir)
-        return Words(self.f, self.f.ll.select(nan, self.same(otherwise).ir, self.ir))
-
-    def same(self, value: int) -> Words:
-        """One in every lane."""
-        return Words(self.f, ir.Constant(self.ir.type, [value] * self.ir.type.count))

@@ -11,8 +11,8 @@ from ...core.problem import Problem
 from ...core.schedule import Schedule
 from ...core.target import Target
 from . import memory
-from .emit import Function, Module, Pointer, Vector
-from .few_rows import BYTE, QUIET, UPPER, VECTORS, Geometry, Words
+from .emit import Function, Module, Pointer, Vector, Words
+from .few_rows import BYTE, QUIET, UPPER, VECTORS, Geometry
 from .launch import launcher
 from .threads import WEIGHT, Y, emit_entry, emit_region
 
@@ -54,7 +54,7 @@ def _chunk(f: Function, g: Geometry, source: Pointer, to: Pointer, count: int) -
 
 def _rounded(value: Vector, dropped: int) -> Words:
     """To nearest even, so that the last `dropped` bits are zero; NaN stays NaN."""
-    bits = Words.of(value)
+    bits = value.words()
     odd = bits.shifted(-dropped).masked(1)
     up = bits.plus(odd.plus(bits.same((1 << (dropped - 1)) - 1))).masked(-1 << dropped)
     return up.unless_nan(value, QUIET)

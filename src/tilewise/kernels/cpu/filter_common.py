@@ -18,8 +18,7 @@ import numpy as np
 from ...core.filter import Filter
 from ...core.isa import Isa
 from ...core.schedule import Schedule
-from .elements import ELEMENTS, Element, broadcast, zeros
-from .emit import F32, F64, I64, Function, Index, Module, Pointer, Vector
+from .emit import ELEMENTS, F32, F64, Element, Function, Index, Module, Pointer, Vector
 from .threads import BATCH, BIAS, RESIDUAL, SCRATCH, X, Y, emit_entry, emit_region
 from .tiling import Partition, ceil_div
 
@@ -129,11 +128,10 @@ class FilterModule:
             with f.loop(whole, start=head, step=step) as column:
                 sums = self.sums(f, f.x.bytes(column.i * g.bytes), f.weight, s.rows, s.vectors,
                                  *self.terms)
-                here = f.y.bytes(column.i * size)
+                here = f.y.of(self.target) + column.i
                 for i, value in enumerate(sums):
                     row, v = divmod(i, s.vectors)
-                    self.target.store(here.bytes(f.y_row * row + v * g.lanes * size), value,
-                                      streaming=s.stream)
+                    here.bytes(f.y_row * row + v * g.lanes * size).store(value, streaming=s.stream)
             with f.when(whole < f.width):
                 f.call(self.careful, f.x.bytes(whole * g.bytes), f.weight,
                        f.y.bytes(whole * size), f.y_row, f.width - whole, f.index(s.rows))
@@ -141,7 +139,7 @@ class FilterModule:
 
     def _before_a_line(self, f: Function) -> Index:
         """Elements of a row before the first that begins a cache line."""
-        start = Index(f, f.ll.ptrtoint(f.y.ir, I64))
+        start = f.y.address()
         return ((LINE - start % LINE) % LINE // self.target.bytes).minimum(f.width)
 
     def _careful(self) -> Function:
@@ -151,11 +149,11 @@ class FilterModule:
                              y_row="index", width="index", rows="index") as f, \
                 f.loop(f.width, step=g.lanes) as column:
             sums = self.sums(f, f.x.bytes(column.i * g.bytes), f.weight, s.rows, 1, *self.terms)
-            here = f.y.bytes(column.i * self.target.bytes)
+            here = f.y.of(self.target) + column.i
             for row, value in enumerate(sums):
                 with f.when(f.index(row) < f.rows):
-                    self.target.store(here.bytes(f.y_row * row), value,
-                                      (f.width - column.i).minimum(g.lanes))
+                    here.bytes(f.y_row * row).store(
+                        value, count=(f.width - column.i).minimum(g.lanes))
         return f
 
     def _tasks(self, f: Function, frame: Pointer) -> Index:
@@ -191,17 +189,16 @@ class FilterModule:
                              rows="index", left="index", width="index") as f:
             table = f.frame.load_pointer(TABLE)
             offsets = table.load_pointer(ROWS)
-            value = broadcast(f.frame.bytes(8 * VALUE), F64, self.g.lanes)
-            value = value if self.work == F64 else Vector(
-                f, f.ll.fptrunc(value.ir, zeros(f, self.work, self.g.lanes).ir.type))
+            constant = f.frame.of(ELEMENTS["f64"]).broadcast(VALUE, self.g.lanes)
+            value = constant.to(self.work)
             with f.loop(f.rows) as row:
-                to = f.packed.bytes(row.i * self.g.pitch)
+                to = f.packed.of(self.packed).bytes(row.i * self.g.pitch)
                 offset = offsets.bytes((f.top + row.i) * 8).load_index(0)
                 with f.either(offset.equals(NOWHERE)) as (nowhere, inside):
                     with nowhere, f.loop(f.width + self.g.span, step=self.g.lanes) as i:
-                        self.packed.store(to.bytes(i.i * self.packed.bytes), value)
+                        to.store(value, i.i)
                     with inside:
-                        self._pack_row(f, f.x.bytes(offset), to, table, value)
+                        self._pack_row(f, f.x.of(self.source).bytes(offset), to, table, value)
         return f
 
     def _pack_row(self, f: Function, x: Pointer, to: Pointer, table: Pointer,
@@ -211,21 +208,18 @@ class FilterModule:
         end = f.left + f.width + self.g.span
         first, last = f.left.maximum(before), end.minimum(before + row)
         copy = self._copy_strided if self.p.strided else self._copy
-        copy(f, x, to.bytes((first - f.left) * self.packed.bytes), first - before, last - first,
-             table)
+        copy(f, x, to + (first - f.left), first - before, last - first, table)
         self._edge(f, x, to, f.left, first, f.index(0), table, value)
         self._edge(f, x, to, last, end, row, table, value)
 
     def _copy(self, f: Function, x: Pointer, to: Pointer, first: Index, count: Index,
               table: Pointer) -> None:
-        lanes, x = self.g.lanes, x.bytes(first * self.source.bytes)
+        lanes, x = self.g.lanes, x + first
         whole = count // lanes * lanes
         with f.loop(whole, step=lanes) as i:
-            here = self.source.load(x.bytes(i.i * self.source.bytes), lanes, self.work)
-            self.packed.store(to.bytes(i.i * self.packed.bytes), here)
-        here = self.source.load(x.bytes(whole * self.source.bytes), lanes, self.work,
-                                count - whole)
-        self.packed.store(to.bytes(whole * self.packed.bytes), here, count - whole)
+            to.store(x.load(i.i, lanes, work=self.work), i.i)
+        here = x.load(whole, lanes, count=count - whole, work=self.work)
+        to.store(here, whole, count=count - whole)
 
     def _copy_strided(self, f: Function, x: Pointer, to: Pointer, first: Index, count: Index,
                       table: Pointer) -> None:
@@ -233,8 +227,7 @@ class FilterModule:
         with f.loop(count) as i:
             element = first + i.i
             here = x.bytes(element // c * column + element % c * channel)
-            self.packed.store(to.bytes(i.i * self.packed.bytes),
-                              self.source.load(here, 1, self.work))
+            to.store(here.load(lanes=1, work=self.work), i.i)
 
     def _edge(self, f: Function, x: Pointer, to: Pointer, first: Index, last: Index,
               inside: Index, table: Pointer, value: Vector) -> None:
@@ -242,12 +235,12 @@ class FilterModule:
         edges = table.load_pointer(EDGES)
         with f.loop(last, start=first) as i:
             offset = edges.bytes((i.i - inside) * 8).load_index(0)
-            place = to.bytes((i.i - f.left) * self.packed.bytes)
+            place = to + (i.i - f.left)
             with f.either(offset.equals(NOWHERE)) as (nowhere, there):
                 with nowhere:
-                    self.packed.store(place, value.slice(0, 1))
+                    place.store(value.slice(0, 1))
                 with there:
-                    self.packed.store(place, self.source.load(x.bytes(offset), 1, self.work))
+                    place.store(x.bytes(offset).load(lanes=1, work=self.work))
 
     def sums(self, f: Function, x: Pointer, weight: Pointer, rows: int, vectors: int,
              taps: tuple[int, int], planes: int = 1, plane: int = 0) -> list[Vector]:
@@ -256,9 +249,8 @@ class FilterModule:
         Weights lie as [plane][chunk of kernel rows][column][row of the chunk].
         """
         r, s = taps
-        size = self.packed.bytes
-        acc: list[Any] = [zeros(f, self.work, self.g.lanes)] * (rows * vectors)
-        state: list[Any] = [x, weight, *acc]
+        acc: list[Any] = [f.vector(0.0, self.g.lanes, self.work)] * (rows * vectors)
+        state: list[Any] = [x.of(self.packed), weight.of(self.packed), *acc]
         chunks = Partition(r, self.s.chunk)
         with f.loop(planes, carry=state) as each:
             here, weight_, *acc = each.values
@@ -272,8 +264,7 @@ class FilterModule:
                     with f.loop(s, carry=[start, weight_, *acc]) as column:
                         at, weight_, *acc = column.values
                         acc = self._column(f, at, weight_, acc, rows, vectors, depth)
-                        column.values = [at.bytes(self.p.c * size),
-                                         weight_.bytes(depth * size), *acc]
+                        column.values = [at + self.p.c, weight_ + depth, *acc]
                     _, weight_, *acc = column.values
                     chunk.values = [start.bytes(depth * self.g.pitch), weight_, *acc]
                 below, weight_, *acc = chunk.values
@@ -283,12 +274,12 @@ class FilterModule:
     def _column(self, f: Function, x: Pointer, weight: Pointer, acc: Sequence[Vector], rows: int,
                 vectors: int, depth: int) -> list[Vector]:
         """One column of a chunk of the kernel."""
-        g, size, acc = self.g, self.packed.bytes, list(acc)
-        taps = [broadcast(weight.bytes(i * size), self.work, g.lanes) for i in range(depth)]
+        g, acc = self.g, list(acc)
+        taps = [weight.broadcast(i, g.lanes) for i in range(depth)]
         for y in range(rows + depth - 1):
             for v in range(vectors):
-                here = x.bytes(y * g.pitch + v * g.lanes * size)
-                value = self.packed.load(here, g.lanes, self.work)
+                here = x.bytes(y * g.pitch + v * g.lanes * self.packed.bytes)
+                value = here.load(lanes=g.lanes, work=self.work)
                 for row in range(max(0, y - depth + 1), min(rows, y + 1)):
                     at = row * vectors + v
                     acc[at] = f.fma(value, taps[y - row], acc[at])

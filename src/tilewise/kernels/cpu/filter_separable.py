@@ -55,7 +55,7 @@ class _Separable(FilterModule):
             at = column.i * g.bytes
             sums = self.sums(f, f.x.bytes(at), f.weight, s.rows, 1, (self.p.r, 1))
             for row, value in enumerate(sums):
-                self.packed.store(f.y.bytes(at + row * g.pitch), value)
+                f.y.of(self.packed).bytes(at + row * g.pitch).store(value)
         return f
 
     def tiles(self, f: Function, packed: Pointer, y: Pointer, y_row: Index, rows: Index,

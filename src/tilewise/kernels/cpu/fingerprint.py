@@ -14,13 +14,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from llvmlite import ir
-
 from ...core.isa import ISA, Isa
 from ...core.locks import fork_safe_lock
 from ...core.target import Target
 from . import jit
-from .emit import FLOAT_ALIGN, I32, I64, Function, Index, Module, Pointer, Value
+from .emit import Function, Index, Module, Pointer, Words
 from .threads import BATCH, CHUNK, TASK, Frame, X
 from .tiling import ceil_div
 
@@ -29,7 +27,6 @@ SMALL = 512 * LINE  # floats that are read as a whole
 EDGES = 256  # places between filters, in one glance: each waits 30 ns for its address
 MOVING = 32  # places that move
 MIXER = 0x9E3779B1  # odd: a change of a single place always changes the sum
-SUMS = ir.VectorType(I32, LINE)
 # words of a row of the table: a Row, and where its sums are kept
 MEMORY, STEP, PLACES, REST, TURNS, MOVE, FARTHEST, KEPT = range(8)
 ROW = 8 * 8  # bytes
@@ -78,18 +75,13 @@ def moving(address: int, floats: int, filters: int) -> Row | None:
     return Row(address, step, MOVING, 0, ceil_div(farthest, LINE) + 1, LINE, farthest)
 
 
-class _Sums(Value):
-    """Sixteen sums of 32 bits."""
-
-    __slots__ = ()
-
-    def with_(self, value: Any) -> _Sums:
-        ll, mixer = self.f.ll, ir.Constant(SUMS, [MIXER] * LINE)
-        return _Sums(self.f, ll.add(ll.mul(self.ir, mixer), value))
+def _mixed(sums: Words, value: Words) -> Words:
+    """Sixteen sums with another line."""
+    return sums.times(sums.same(MIXER)).plus(value)
 
 
-def _line(f: Function, at: Pointer) -> Any:
-    return f.ll.load(at.ir, align=FLOAT_ALIGN, typ=SUMS)
+def _line(at: Pointer) -> Words:
+    return at.load(lanes=LINE).words()
 
 
 def _moved(row: Pointer, turn: Index) -> Index:
@@ -97,13 +89,12 @@ def _moved(row: Pointer, turn: Index) -> Index:
     return (turn * row.load_index(MOVE)).minimum(row.load_index(FARTHEST))
 
 
-def _with_rest(f: Function, row: Pointer, sums: _Sums) -> _Sums:
+def _with_rest(f: Function, row: Pointer, sums: Words) -> Words:
     """Floats behind the last place, one by one."""
     behind = row.load_pointer(MEMORY) + row.load_index(PLACES) * LINE
     with f.loop(row.load_index(REST), carry=[sums]) as one:
-        word = f.ll.load((behind + one.i).ir, align=FLOAT_ALIGN, typ=I32)
-        one.values = [one.values[0].with_(f.splat(word, LINE).ir)]
-    result: _Sums = one.values[0]
+        one.values = [_mixed(one.values[0], behind.broadcast(one.i, LINE).words())]
+    result: Words = one.values[0]
     return result
 
 
@@ -122,10 +113,8 @@ def _emit_keep(f: Function) -> None:
         start, step = row.load_pointer(MEMORY), row.load_index(STEP)
         with f.loop(row.load_index(PLACES)) as place, f.loop(row.load_index(TURNS)) as turn:
             sums, there = kept + turn.i * LINE, start + place.i * step + _moved(row, turn.i)
-            found = _Sums(f, _line(f, sums)).with_(_line(f, there))
-            f.ll.store(found.ir, sums.ir, align=FLOAT_ALIGN)
-        first = _with_rest(f, row, _Sums(f, _line(f, kept)))
-        f.ll.store(first.ir, kept.ir, align=FLOAT_ALIGN)
+            sums.store(_mixed(_line(sums), _line(there)).floats())
+        kept.store(_with_rest(f, row, _line(kept)).floats())
 
 
 def _emit_glance(f: Function) -> None:
@@ -133,15 +122,13 @@ def _emit_glance(f: Function) -> None:
     f.frame.store_index(TASK, 0)
     with _each_row(f) as (row, kept):
         turns = row.load_index(TURNS)
-        turn = Index(f, f.ll.urem(f.frame.load_index(CHUNK).ir, turns.ir))
+        turn = f.frame.load_index(CHUNK) % turns
         start, step = row.load_pointer(MEMORY) + _moved(row, turn), row.load_index(STEP)
-        zero = _Sums(f, ir.Constant(SUMS, [0] * LINE))
+        zero = f.vector(0.0, LINE).words()
         with f.loop(row.load_index(PLACES), carry=[zero]) as place:
-            place.values = [place.values[0].with_(_line(f, start + place.i * step))]
-        found, then = _with_rest(f, row, place.values[0]), _line(f, kept + turn * LINE)
-        differ = f.ll.bitcast(f.ll.icmp_unsigned("!=", found.ir, then), ir.IntType(LINE))
-        before = f.frame.load_index(TASK).ir
-        f.frame.store_index(TASK, Index(f, f.ll.or_(before, f.ll.zext(differ, I64))))
+            place.values = [_mixed(place.values[0], _line(start + place.i * step))]
+        found, then = _with_rest(f, row, place.values[0]), _line(kept + turn * LINE)
+        f.frame.store_index(TASK, f.frame.load_index(TASK) | found.differs(then).packed())
 
 
 def _module(isa: Isa) -> Module:

@@ -8,28 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from llvmlite import ir
 
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
 from ...core.target import Target
 from . import memory
-from .emit import F32, I32, Function, Index, Module, Pointer, Vector
+from .emit import F64, Function, Index, Module, Vector
 from .launch import launcher
 from .threads import WEIGHT, X, Y, emit_entry, emit_region
 from .transforms import Lanes, transform
 from .winograd_geometry import Geometry
-
-F64 = ir.DoubleType()
 
 
 class Doubles(Lanes):
     """The arithmetic of programs on vectors of float64."""
 
     def constant(self, value: float) -> Vector:
-        lanes = self.f.isa.lanes
-        return Vector(self.f, ir.Constant(ir.VectorType(F64, lanes), [value] * lanes))
+        return self.f.vector(value, work=F64)
 
     def fma(self, a: Vector, c: float, b: Vector, /) -> Vector:
         return a * self.constant(c) + b
@@ -82,8 +78,8 @@ class Panels:
         f, g, strides = self.f, self.g, self.strides
 
         def load(i: int, j: int) -> Vector:
-            return _gather(f, self.source + (c * strides[1] + strides[2] * i + strides[3] * j),
-                           strides[0], count)
+            at = self.source + (c * strides[1] + strides[2] * i + strides[3] * j)
+            return at.gather(strides[0], count).to(F64)
 
         transform(f, g.down.G, g.across.G, load,
                   lambda i, j, value: store(i * g.across.n + j, value), Doubles(f))
@@ -94,22 +90,11 @@ def _vector(f: Function, panels: Panels, end: bool, count: int) -> None:
     to, width = panels.to + panels.within * g.lanes, g.vectors(end) * g.lanes
     with f.loop(g.p.c) as c:
         def store(position: int, value: Vector) -> None:
-            single = f.ll.fptrunc(value.ir, ir.VectorType(F32, g.lanes))
-            (to + (c.i * width + position * panels.apart)).store(Vector(f, single))
+            (to + (c.i * width + position * panels.apart)).store(value)
 
         panels.transformed(c.i, count, store)
     with f.loop(g.depth, start=g.p.c) as c, f.loop(g.positions) as position:
         (to + (c.i * width + position.i * panels.apart)).store(f.vector(0.0))
-
-
-def _gather(f: Function, source: Pointer, stride: Index, count: int) -> Vector:
-    """The first `count` lanes from floats `stride` apart, as float64; the others zero."""
-    lanes = f.isa.lanes
-    value = ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes)
-    for lane in range(count):
-        one = f.ll.load((source + stride * lane).ir, align=4, typ=F32)
-        value = f.ll.insert_element(value, one, ir.Constant(I32, lane))
-    return Vector(f, f.ll.fpext(value, ir.VectorType(F64, lanes)))
 
 
 def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor) -> torch.Tensor:
