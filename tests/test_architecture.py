@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -246,3 +247,19 @@ def test_a_message_says_where_and_what():
     assert wrong_imports(source, "algorithms.cpu_direct") == [
         "algorithms.cpu_direct:2: algorithms may not import kernels.cpu.jit outside a function"
     ]
+
+
+# the substrate of generated code; all other kernels are written in its terms
+SUBSTRATE = {"amx", "elements", "emit", "jit", "parts", "pointers", "threads", "values"}
+BUILDER = re.compile(r"^(import|from) llvmlite|\.ll\.|\.ir\b", re.MULTILINE)
+
+
+def test_llvm_is_seen_by_the_substrate_alone() -> None:
+    kernels = PACKAGE / "kernels" / "cpu"
+    seen = {path.stem for path in kernels.rglob("*.py") if BUILDER.search(path.read_text())}
+    assert seen == SUBSTRATE
+
+
+def test_there_is_one_engine_for_problems() -> None:
+    made = [path.name for path in PACKAGE.rglob("*.py") if "= Engine(" in path.read_text()]
+    assert made == ["ops.py"]

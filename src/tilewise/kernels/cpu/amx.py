@@ -13,6 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from ..matrix import PAIRS
+from .elements import FLOAT32
 from .emit import I8, I64, PTR, VOID, Function, Index, Pointer
 from .microkernel import LINE, Walk
 
@@ -45,7 +46,7 @@ class Side:
 
     tiles: tuple[int, ...]
     part: int
-    pitch: int = 4 * LINE
+    pitch: int = FLOAT32.bytes * LINE
     passing: bool = False
 
 
@@ -109,7 +110,7 @@ def only_multiply(f: Function, data: Pointer, turns: int) -> None:
     unit = _Unit(f, Side((0, TILE), 0), Side((2 * TILE, 3 * TILE), 0), 1)
     for tile in range(4):
         unit.call("tilezero", tile)
-        unit.load(4 + tile, data + tile * TILE, 4 * LINE)
+        unit.load(4 + tile, data + tile * TILE, FLOAT32.bytes * LINE)
     with f.loop(turns):
         unit.multiply()
 

@@ -12,6 +12,7 @@ from typing import Any
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
+from .elements import FLOAT32
 from .emit import Function, Index, Module, Pointer, Vector
 from .geometry import Sizes
 from .threads import BATCH, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
@@ -33,7 +34,7 @@ class Geometry(Sizes):
         return self.p.r * self.p.s * self.padded
 
     def scratch_bytes(self, threads: int) -> int:
-        return 4 * self.part_floats * int(self.s.parts)
+        return FLOAT32.bytes * self.part_floats * int(self.s.parts)
 
     def columns(self, s: int) -> tuple[int, int]:
         """The columns of the gradient that saw an input through this tap."""

@@ -15,6 +15,7 @@ import torch
 from ...core.isa import Isa
 from ...core.problem import Epilogue, Problem
 from ...core.schedule import Schedule
+from .elements import FLOAT32
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish
 from .geometry import BlocksOfK
@@ -136,7 +137,7 @@ class Geometry(BlocksOfK):
         return self.depth * self.k_vectors * self.lanes
 
     def scratch_bytes(self, threads: int) -> int:
-        return 4 * (self.p.n * self.partial_floats + threads * self.pack_floats)
+        return FLOAT32.bytes * (self.p.n * self.partial_floats + threads * self.pack_floats)
 
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, R, S) to [group][slice][block of K][r][s][c][lane]."""

@@ -18,6 +18,7 @@ from ...core.schedule import Schedule
 from ..matrix import DEPTH, SIDE
 from .amx import TILE, Side, multiply
 from .direct_amx_geometry import Geometry
+from .elements import FLOAT32
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish, pool
 from .microkernel import LINE, Walk
@@ -144,7 +145,8 @@ class _Direct:
                     passing=taps == 1 and g.groups > 1)
         right = Side(tuple(j * TILE for j in range(columns)), columns * TILE,
                      passing=g.groups == 1)
-        out = Side(tuple(i * SIDE * columns * SIDE for i in rows), SIDE, 4 * columns * SIDE)
+        out = Side(tuple(i * SIDE * columns * SIDE for i in rows), SIDE,
+                   FLOAT32.bytes * columns * SIDE)
         step = g.parts * columns * TILE
         walk = Walk(((length, g.chunk_floats, taps * step),))
         name = f"product_{'first' if first else 'next'}{length}{'_end' if end else ''}"

@@ -10,6 +10,7 @@ import torch
 
 from ..matrix import DEPTH, PARTS, SIDE, joins_taps
 from .amx import TILE
+from .elements import FLOAT32
 from .geometry import BlocksOfK
 from .microkernel import LINE
 from .parts import pack_columns
@@ -106,7 +107,7 @@ class Geometry(BlocksOfK):
     @cached_property
     def passes(self) -> Passes:
         """Over the pixels; weights that are used once need not stay near."""
-        chunk = 4 * self.panel_floats(self.block_k) // self.chunks
+        chunk = FLOAT32.bytes * self.panel_floats(self.block_k) // self.chunks
         panel = FAR_PANEL if self.parts == 1 and len(self.taps) > 1 else PANEL
         return Passes(self.chunks, self.chunks if self.groups == 1 else max(1, panel // chunk))
 
@@ -157,7 +158,7 @@ class Geometry(BlocksOfK):
         return found
 
     def scratch_bytes(self, threads: int) -> int:
-        return 4 * threads * self.pack_floats
+        return FLOAT32.bytes * threads * self.pack_floats
 
     def panel_floats(self, width: int) -> int:
         """Floats of the weights of `width` output channels."""

@@ -74,7 +74,7 @@ ELEMENTS = {element.name: element for element in (
     Element("i16", I16, 2, -32768, 32767),
     Element("i32", I32, 4, -2**31, 2**31 - 1),  # in float64 only
     FLOAT32,
-    Element("f16", F16, 2),
+    Element("f16", F16, 2),  # not on x86 without AVX2, where LLVM calls functions for it
     BF16,
     Element("f64", F64, 8),
 )}

@@ -16,6 +16,7 @@ import torch
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
+from .elements import FLOAT32
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import finish
 from .geometry import Sizes
@@ -65,7 +66,7 @@ class Geometry(Sizes):
     @cached_property
     def together(self) -> int:
         """Places of a task."""
-        return min(self.places, ceil_div(WORTH, 4 * self.s.streams * self.row_floats))
+        return min(self.places, ceil_div(WORTH, FLOAT32.bytes * self.s.streams * self.row_floats))
 
     @cached_property
     def tasks(self) -> int:

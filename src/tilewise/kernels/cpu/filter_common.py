@@ -43,11 +43,11 @@ class FilterSizes:
     @cached_property
     def bytes(self) -> int:
         """Of a number as it is summed."""
-        return 8 if self.p.work == "f64" else 4
+        return ELEMENTS[self.p.work].bytes
 
     @cached_property
     def lanes(self) -> int:
-        return self.isa_lanes * 4 // self.bytes
+        return self.isa_lanes * ELEMENTS["f32"].bytes // self.bytes
 
     @property
     def dtype(self) -> Any:

@@ -18,6 +18,7 @@ from ...core.isa import ISA, Isa
 from ...core.locks import fork_safe_lock
 from ...core.target import Target
 from . import jit
+from .elements import FLOAT32
 from .emit import Function, Index, Module, Pointer, Words
 from .threads import BATCH, CHUNK, TASK, Frame, X
 from .tiling import ceil_div
@@ -59,7 +60,8 @@ def resting(address: int, floats: int, filters: int) -> Row:
         return Row(address, LINE, floats // LINE, floats % LINE, 1, 0, 0)
     size = floats // filters
     if filters % 2 == 0:
-        address, size, filters = address + 4 * (size - LINE // 2), 2 * size, filters // 2
+        address += FLOAT32.bytes * (size - LINE // 2)
+        size, filters = 2 * size, filters // 2
     together = ceil_div(filters, EDGES)
     places = filters // together
     turns = filters - (places - 1) * together  # the last place has what is left over as well

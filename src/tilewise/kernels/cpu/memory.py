@@ -17,6 +17,7 @@ import torch
 
 from ...core.errors import OutOfMemory
 from ...core.locks import fork_safe_lock
+from .elements import FLOAT32
 
 MB = 1 << 20
 SMALL = 512 << 10  # below this, torch's own allocator is as good
@@ -174,9 +175,10 @@ def empty(*shape: int) -> torch.Tensor:
     count = 1
     for size in shape:
         count *= size
-    if count * 4 < SMALL:
+    size = count * FLOAT32.bytes
+    if size < SMALL:
         return torch.empty(shape, dtype=torch.float32)
-    return torch.frombuffer(POOL.take(count * 4), dtype=torch.float32, count=count).view(shape)
+    return torch.frombuffer(POOL.take(size), dtype=torch.float32, count=count).view(shape)
 
 
 def keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from ...core.isa import Isa
+from .elements import FLOAT32
 from .emit import Function, Index, Module, Pointer
 from .geometry import Sizes
 from .microkernel import Walk, multiply
@@ -126,7 +127,7 @@ class OuterGeometry(Sizes):
         return self.panel_floats if self.s.order == "bands" else 0
 
     def scratch_bytes(self, threads: int) -> int:
-        return 4 * (self.part_floats * int(self.s.parts) + self.worker_floats * threads)
+        return FLOAT32.bytes * (self.part_floats * int(self.s.parts) + self.worker_floats * threads)
 
     def v_at(self, item: Index, c: Index | int) -> Index:
         """Where V[item][c] of one position lies: [block][block of C][item][lane of the block]."""

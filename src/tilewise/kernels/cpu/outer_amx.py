@@ -14,6 +14,7 @@ from typing import Any
 
 from ..matrix import DEPTH, PARTS, SIDE
 from .amx import MOST, TILE, Side, multiply
+from .elements import FLOAT32
 from .emit import Function, Index, Pointer
 from .microkernel import LINE, Walk
 from .outer import OuterGeometry, OuterSums
@@ -109,7 +110,7 @@ class OuterOnTiles(OuterSums):
         g, vectors = self.g, self.s.vectors
         left = Side(tuple(i * g.steps * g.step_floats for i in range(rows)), TILE)
         right = Side(tuple(j * TILE for j in range(vectors)), vectors * TILE)
-        out = Side(tuple(i * SIDE * g.width for i in range(rows)), SIDE, 4 * g.width)
+        out = Side(tuple(i * SIDE * g.width for i in range(rows)), SIDE, FLOAT32.bytes * g.width)
         name = f"product{'_first' if first else ''}{rows}"
         with self.m.function(name, mm="pointer", v="pointer", u="pointer", steps="index") as f:
             walk = Walk(((f.steps, g.step_floats, vectors * g.step_floats),))

@@ -14,6 +14,7 @@ import torch
 from ...core.isa import Isa
 from ...core.problem import Problem
 from ...core.schedule import Schedule
+from .elements import FLOAT32
 from .emit import Function, Index, Module, Pointer, Vector
 from .epilogue import activate
 from .geometry import Sizes
@@ -92,7 +93,7 @@ class Geometry(Sizes):
                      (p.s, channels, p.dilation[1])))
 
     def scratch_bytes(self, threads: int) -> int:
-        return 4 * threads * self.scratch_floats
+        return FLOAT32.bytes * threads * self.scratch_floats
 
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, R, S) to [group][tile of K][c][r][s][k of the tile]."""

@@ -121,10 +121,12 @@ class Vector(Value):
         return Vector(self.f, self.f.ll.fneg(self.ir))
 
     def to(self, work: Any) -> Vector:
-        """As float32 or float64."""
-        if self.ir.type.element == work:
+        """As another kind of floats."""
+        kinds = (F16, F32, F64)
+        now, then = kinds.index(self.ir.type.element), kinds.index(work)
+        if now == then:
             return self
-        change = self.f.ll.fpext if work == F64 else self.f.ll.fptrunc
+        change = self.f.ll.fpext if then > now else self.f.ll.fptrunc
         return Vector(self.f, change(self.ir, ir.VectorType(work, self.lanes)))
 
     def same(self, value: float) -> Vector:

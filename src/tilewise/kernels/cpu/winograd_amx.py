@@ -17,6 +17,7 @@ from ...core.schedule import Schedule
 from ..matrix import DEPTH, PARTS, SIDE
 from . import winograd, winograd_geometry
 from .amx import TILE, Side, multiply_column
+from .elements import FLOAT32
 from .emit import Function, Index, Module, Pointer, Vector
 from .microkernel import LINE, Walk
 from .parts import pack_columns, split
@@ -73,7 +74,8 @@ class Geometry(winograd_geometry.Geometry):
     @cached_property
     def passes(self) -> Passes:
         """Over the tiles."""
-        return Passes(self.steps, max(1, PANEL // (4 * self.step_floats * self.s.vectors)))
+        step = FLOAT32.bytes * self.step_floats * self.s.vectors
+        return Passes(self.steps, max(1, PANEL // step))
 
     @cached_property
     def lines_ahead(self) -> int:
@@ -113,7 +115,8 @@ class _OnTiles(winograd.Winograd):
         rows = range(self.s.rows // SIDE)
         left = Side(tuple(i * g.v_rows for i in rows), TILE)
         right = Side(tuple(j * TILE for j in range(columns)), columns * TILE)
-        out = Side(tuple(i * SIDE * columns * SIDE for i in rows), SIDE, 4 * columns * SIDE)
+        out = Side(tuple(i * SIDE * columns * SIDE for i in rows), SIDE,
+                   FLOAT32.bytes * columns * SIDE)
         walk = Walk(((length, g.step_floats, columns * g.step_floats),))
         name = f"product_{'first' if first else 'next'}{length}{'_end' if end else ''}"
         kinds: Any = {"v": "pointer", "u": "pointer", "m": "pointer", "ahead": "pointer",

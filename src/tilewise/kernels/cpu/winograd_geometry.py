@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..winograd_math import Matrix, Transform, matrices
+from .elements import FLOAT32
 from .geometry import BlocksOfK
 from .microkernel import LINE, Walk
 from .tiling import ceil_div
@@ -84,7 +85,7 @@ class Geometry(BlocksOfK):
         return self.v_floats + self.positions * self.m_position + self.depth
 
     def scratch_bytes(self, threads: int) -> int:
-        return 4 * self.scratch_floats * (1 if self.s.order == "shared" else threads)
+        return FLOAT32.bytes * self.scratch_floats * (1 if self.s.order == "shared" else threads)
 
     @cached_property
     def panel(self) -> int:
