@@ -85,3 +85,8 @@ def fits(t: Target, rows: int, vectors: int) -> bool:
     broadcast = 0 if row.memory_operands and vectors == 1 else 1
     product = 0 if row.fma else 2  # a separate product, and a copy of what it overwrites
     return rows * vectors + vectors + broadcast + product <= row.registers
+
+
+def weight_traffic(p: Problem, t: Target) -> float:
+    """Bytes of weights that come from memory; images of one pixel pass large ones one by one."""
+    return p.weight_bytes * (p.n if p.is_linear and p.weight_bytes > t.l2 else 1)

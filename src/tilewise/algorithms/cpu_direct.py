@@ -11,7 +11,7 @@ from ..core.cost import REGION, seconds, tile_cycles, traffic
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import CpuAlgorithm, cpu_f32_forward, fits, streams
+from .common import CpuAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
 
 TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1, 2), (1, 1),
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
@@ -142,4 +142,4 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
         whole = p.output_bytes * p.epilogue.pool ** 2
         extra, pooling = extra + whole - p.output_bytes, REGION + traffic(t, 2 * whole)
     return pooling + seconds(t, one * tiles + packed + stream + apart, p.image_bytes + extra, tasks,
-                             1 if s.split == 1 else 2, p.weight_bytes)
+                             1 if s.split == 1 else 2, weight_traffic(p, t))

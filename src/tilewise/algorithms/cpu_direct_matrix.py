@@ -22,6 +22,7 @@ ROWS = tuple(sorted({*LOW, *BLOCKS}))
 READ, PACK = 2.0, 6.0  # cycles to read a vector, and to split off and store a part of it
 WRITE = 6.0  # and to read, finish and store a vector of sums
 SIX = 1.4  # six products gain little when all is quiet, and on a busy machine they lose
+LARGE = 4 << 20  # bytes of a linear layer's weight
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 
 
@@ -41,6 +42,9 @@ class CpuDirectMatrix(MatrixAlgorithm):
         reasons = cpu_f32_forward(p, t) + no_unit(t)
         if p.groups > 1:
             reasons.append(f"groups is {p.groups}, needs 1")
+        if self.products == 6 and p.is_linear and p.weight_bytes >= LARGE:
+            reasons.append(f"weight has {p.weight_bytes} bytes, needs fewer than {LARGE}: prepared "
+                           "it would have half as many again")
         return reasons
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:

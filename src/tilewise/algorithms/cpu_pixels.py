@@ -11,7 +11,7 @@ from ..core.cost import LINE, seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import CpuAlgorithm, cpu_f32_forward, fits
+from .common import CpuAlgorithm, cpu_f32_forward, fits, weight_traffic
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 VECTORS = (1, 2, 3, 4, 5, 6)
@@ -64,7 +64,7 @@ class CpuPixels(CpuAlgorithm):
         pieces = p.output_bytes / 3 if p.layout == "nhwc" and tiles_k > 1 else 0.0
         cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t, s) + pieces
         tasks = p.n * p.groups * math.ceil(p.conv_h / s.block_rows)
-        return seconds(t, cycles, p.image_bytes, tasks, weights=p.weight_bytes)
+        return seconds(t, cycles, p.image_bytes, tasks, weights=weight_traffic(p, t))
 
 
 def _turn(p: Problem, t: Target, channels: float) -> float:

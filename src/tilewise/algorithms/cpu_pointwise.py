@@ -10,7 +10,7 @@ from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import CpuAlgorithm, cpu_f32_forward, fits, streams
+from .common import CpuAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 14, 24, 28)  # pixels of a register tile
 ALONE = 1.2  # times as long as cpu_direct takes to read the weights of one pixel, as measured
@@ -65,7 +65,7 @@ class CpuPointwise(CpuAlgorithm):
         tiles = p.n * q.conv_h * cols * k_vectors / s.vectors
         blocks = p.n * q.conv_h * math.ceil(cols / s.block_cols)
         stream = p.weight_bytes * blocks / t.lanes / 2
-        weights = p.weight_bytes * (ALONE if q.conv_w == 1 else 1.0)
+        weights = weight_traffic(p, t) * (ALONE if q.conv_w == 1 else 1.0)
         return seconds(t, one * tiles + stream, p.image_bytes, blocks * s.k_parts,
                        weights=weights)
 
