@@ -19,6 +19,7 @@ from tilewise.core import Problem, Target
 from tilewise.frontend.captured import all_captured
 from tilewise.frontend.linear import Linear, is_worth, linear
 from tilewise.frontend.ops import ENGINE
+from tilewise.frontend.tuning import observe, tune
 from tilewise.runtime.engine import PRECISIONS
 
 C = K = 1024  # the smallest weight that is worth it
@@ -112,6 +113,16 @@ def test_what_is_prepared_is_no_larger_than_the_weight() -> None:
     weight = torch.randn(K, C, 1, 1)
     sizes = [a.prepare(p, t, a.default(p, t), weight).numel() for a in IN_PARTS]
     assert sorted(sizes) == [C * K // 2, C * K]
+
+
+def test_explain_and_tune_know_them_by_name() -> None:
+    model, fast, x = optimised()
+    layers = {layer.name: layer.plan for layer in observe(fast, x)}
+    assert layers["first"].problem.is_linear
+    assert "first" in str(tilewise.explain(fast, x))
+    tuned = {layer.name: layer.plan for layer in tune(fast, x)}
+    assert tuned["first"].source == "measured"
+    assert close(fast(x), model(x))
 
 
 # the kernel

@@ -49,7 +49,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
 
 def is_worth(layer: nn.Linear) -> bool:
     """Whether a layer's weight is large enough that another than torch might run it."""
-    return bool(KNOWN) and layer.weight.is_cpu and 4 * layer.weight.numel() >= LEAST
+    return bool(KNOWN) and layer.weight.is_cpu and _is_large(layer.weight)
+
+
+def _is_large(weight: Tensor) -> bool:
+    return 4 * weight.numel() >= LEAST
 
 
 class Linear(nn.Module):
@@ -86,10 +90,10 @@ class Linear(nn.Module):
 
 
 def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether these are float32 and fit each other; the rest is torch's, and so are its errors."""
+    """Whether these are float32, large and fit each other; the rest is torch's, and its errors."""
     tensors = [t for t in (x, weight, bias) if t is not None]
     followed = weight.is_contiguous()  # else prepared in every call
-    shapes = (weight.dim() == 2 and weight.shape[0] > 0 and x.dim() > 0 and x.numel() > 0
+    shapes = (weight.dim() == 2 and _is_large(weight) and x.dim() > 0 and x.numel() > 0
               and x.shape[-1] == weight.shape[1]
               and (bias is None or bias.shape == weight.shape[:1]))
     return followed and shapes and all(t.dtype == torch.float32 for t in tensors)

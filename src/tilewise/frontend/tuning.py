@@ -15,6 +15,7 @@ from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from .checks import arguments_of, check_module
+from .linear import Linear, is_worth
 from .nn import Block, Conv2d
 from .ops import ENGINE
 from .rehearsal import cloned, rehearsal
@@ -22,7 +23,7 @@ from .rehearsal import cloned, rehearsal
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution of a model as it was run."""
+    """A convolution or a large linear layer of a model as it was run."""
 
     name: str
     plan: Plan
@@ -54,7 +55,7 @@ def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
     """Run a copy of the model in eval mode without gradients and note every convolution's plan."""
     check_module(model)
     seen: list[Layer] = []
-    count = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    count = sum(map(_is_planned, model.modules()))
     with rehearsal(model) as trial:
         names = {module: name for name, module in trial.named_modules()}
 
@@ -68,12 +69,16 @@ def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
     return seen
 
 
+def _is_planned(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) or (isinstance(module, nn.Linear) and is_worth(module))
+
+
 def _running(names: dict[nn.Module, str]) -> str:
-    """The name of the convolution that is running, found on the stack."""
+    """The name of the layer that is running, found on the stack."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_locals.get("self")
-        if isinstance(module, Block):
+        if isinstance(module, Block | Linear):
             return names.get(module._parts[0], names.get(module, ""))
         if isinstance(module, Conv2d):
             return names.get(module, "")
