@@ -63,6 +63,17 @@ class Locked(nn.Module):
     (lambda: tilewise.filter2d(X[0, 0], [[1]], dtype=np.uint8), "dtype is .*, needs a torch.dtype"),
     (lambda: tilewise.filter2d(IMAGE, [[1]], dtype=torch.uint8), "dtype is .*uint8, needs a NumPy"),
     (lambda: tilewise.filter2d(IMAGE, [[1], [1, 2]]), "kernel .*needs two sizes"),
+    (lambda: tilewise.filter2d(IMAGE, np.ones((3, 3, 1))), "every channel: kernel\\[:, :, 0\\]"),
+    (lambda: tilewise.filter2d(X[0, 0], np.ones((3, 3, 1))), "every channel: kernel\\[:, :, 0\\]"),
+    (lambda: tilewise.filter2d(IMAGE, [1, 2, 1]), "a row is kernel\\[None, :\\]"),
+    (lambda: tilewise.filter2d(IMAGE, np.ones((0, 3))), "at least 1 of each"),
+    (lambda: tilewise.filter2d(IMAGE.astype(np.int64), [[1]]), "astype\\(np.int32\\).* if .* fit"),
+    (lambda: tilewise.filter2d([[1, 2]], [[1]]), "astype\\(np.int32\\).* if the values fit"),
+    (lambda: tilewise.filter2d(IMAGE.astype(np.float16), [[1]]), "astype\\(np.float32\\)"),
+    (lambda: tilewise.filter2d(X[0, 0].long(), [[1]]), "image.to\\(torch.int32\\)"),
+    (lambda: tilewise.filter2d(IMAGE, [[1]], border="symmetric"), "symmetric is 'reflect' here"),
+    (lambda: tilewise.filter2d(IMAGE, [[1]], border="edge"), "numpy's edge is 'nearest' here"),
+    (lambda: tilewise.filter2d(IMAGE, [[1]], border="grid-wrap"), "grid-wrap is 'wrap' here"),
     (lambda: tilewise.filter2d(IMAGE, [[1]], border=["wrap"]), "border is \\['wrap'\\], needs one"),
 ])
 def test_wrong_arguments_are_told(call, said):
