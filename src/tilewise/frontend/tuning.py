@@ -15,6 +15,7 @@ from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from .checks import arguments_of, check_module
+from .linear import Linear
 from .nn import Block, Conv2d
 from .ops import ENGINE
 from .rehearsal import cloned, rehearsal
@@ -69,11 +70,11 @@ def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
 
 
 def _running(names: dict[nn.Module, str]) -> str:
-    """The name of the convolution that is running, found on the stack."""
+    """The name of the layer that is running, found on the stack."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_locals.get("self")
-        if isinstance(module, Block):
+        if isinstance(module, Block | Linear):
             return names.get(module._parts[0], names.get(module, ""))
         if isinstance(module, Conv2d):
             return names.get(module, "")
