@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -33,12 +34,31 @@ COMMANDS = {
 
 def run(command: str, directory: Path) -> dict[str, object]:
     started = perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split()], cwd=directory, text=True, check=True,
-        stdout=subprocess.PIPE, env={**os.environ, "TILEWISE_CACHE_DIR": str(directory / "cache")})
-    print(f"$ {command}\n{done.stdout}", flush=True)
-    return {"command": command, "output": done.stdout.replace(str(directory), "~"),
+    said = on_a_terminal([sys.executable, "-m", *command.split()], directory)
+    print(f"$ {command}\n{said}", flush=True)
+    return {"command": command, "output": said.replace(str(directory), "~"),
             "wall": perf_counter() - started}
+
+
+def on_a_terminal(command: list[str], directory: Path) -> str:
+    """What a command writes to a terminal of 80 columns, without colours."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TILEWISE_CACHE_DIR": str(directory / "cache"), "TERM": "dumb",
+                   "COLUMNS": "80"}
+    running = subprocess.Popen(command, cwd=directory, stdout=slave, env=environment)
+    os.close(slave)
+    said = b"".join(iter(lambda: _read(master), b""))
+    os.close(master)
+    if running.wait():
+        raise SystemExit(f"{shlex.join(command)}: exit code {running.returncode}")
+    return said.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # its other end is closed
+        return b""
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 MARK = re.compile(r"<!-- table (?P<name>[\w.-]+\.json)(?: (?P<part>\w+))? -->\n"
                   r"(?P<old>.*?)<!-- end -->", re.DOTALL)
-WIDTH, HEIGHT = 108, 24  # of what is shown of a command's answer
+WIDTH, HEIGHT = 108, 48  # of what is shown of a command's answer
 
 
 def table(result: dict[str, Any], part: str | None = None) -> str:

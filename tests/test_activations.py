@@ -23,7 +23,7 @@ from tilewise.planner.planner import inner_problem
 
 # channels that fill no whole vector; every algorithm accepts one of them
 SHAPES = [Problem.parse(f"n1{text}_f32_forward") for text in (
-    "c5h6w7k19r3s3p1", "c19h6w7k19r3s3p1g19", "c19h5w6k21r1s1")]
+    "c5h6w7k19r3s3p1", "c19h6w7k19r3s3p1g19", "c19h5w6k21r1s1", "c1031h1w1k1021r1s1")]
 ROWS = [isa.name for isa in available()]
 TAILS = list(itertools.product((1, 2), (False, True)))  # pool, residual
 MODULES = {

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from tilewise.bench import peers, run, worker
 from tilewise.bench.contenders import Contender, tilewise_contender, torch_contenders
 from tilewise.bench.graph import CannotExport, export
+from tilewise.bench.health import disturbed
 from tilewise.bench.ncnn_file import write_ncnn
 from tilewise.bench.remote import start_remote
 from tilewise.bench.results import Result, compare
@@ -206,8 +207,9 @@ def test_result_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["bench", "compare", str(old), str(new)]) == NO
     assert "regression" in capsys.readouterr().out
     assert compare(result, replace(result, rows=slower))[0].time == 0.5
+    old.write_text("{}")
     with pytest.raises(TilewiseError, match="not a result file"):
-        Result.load(tmp_path / "none.json")
+        Result.load(old)
     with pytest.raises(TilewiseError, match="no subject in common"):
         compare(result, replace(result, rows=[]))
     assert asdict(result)["format"] == 1
@@ -219,3 +221,15 @@ def test_turns_can_be_watched_and_prepared() -> None:
                         before=lambda: before.append(1), tick=lambda: ticks.append(1))
     assert len(ticks) == len(before) == 6
     assert [len(time.samples) for time in times] == [3, 3]
+
+
+def test_a_result_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TilewiseError, match=r"none.json does not exist; tilewise bench .* -o FILE"):
+        Result.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("peak, busy", [(18e9, True), (343e9, False), (150e9, False)])
+def test_a_peak_of_a_busy_machine_is_told(peak: float, busy: bool) -> None:
+    found = disturbed({"isa": "amx", "threads": 2, "peak": peak})
+    assert [finding.state for finding in found] == ["missing"] * busy
+    assert all("18 GFLOP/s" in finding.what and "busy" in finding.what for finding in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,15 @@ def test_tune_tells_torchs_time_and_the_gain(screen: Screen,
 
 
 def ladder_lines() -> list[Line]:
-    def rung(name: str, seconds: float, share: float, gain: float | None, error: float) -> Line:
+    def rung(name: str, seconds: float, share: float, gain: float | None, error: float,
+             algorithm: str = "cpu_direct", barred: str = "") -> Line:
         return Line(name, "rung", "because", seconds, seconds, 0.0, 123.4, share, 39_000_000,
-                    57_800_000, error, gain)
+                    57_800_000, error, gain, algorithm, "", barred)
 
     names = [step.name for step in STEPS]
     found = [rung(name, 0.002, 0.5, 1.0, 3e-7) for name in names[:-2]]
-    return [*found, rung(names[-2], 0.00144, 3.81, 1.46, 1.9e-5),
-            rung(names[-1], 0.002, 2.75, 0.72, 6e-7),
+    return [*found, rung(names[-2], 0.00144, 3.81, 1.46, 1.9e-6, "cpu_winograd_bf16x3", "16 bits"),
+            rung(names[-1], 0.002, 2.75, 0.72, 6e-7, "cpu_winograd"),
             Line("torch nhwc", "torch", "", 0.006, 0.006, 0.0, 308.0, 0.91, 13_000_000, None, 3e-7),
             Line("limit: multiply-adds", "limit", "", 0.0055, gflops=336.0, share=1.0)]
 
@@ -115,7 +117,10 @@ def test_the_ladder_keeps_its_labels_and_explains_itself(
     assert "Winograd does fewer" in said
     assert "the matrix unit has a higher peak" in said
     assert "0.72x as fast as the rung before it (matrix unit, 3 products)" in said
-    assert "error of 1.9e-05" in said
+    assert "16 bits (max_error admits it, with its error of 1.9e-06)" in said
+    for word in ("moved is", "workspace the", "gain is", "limit: memory is"):
+        assert word in said
+    assert "busy" not in said
     assert "3.00x as fast as torch" in said
 
 
@@ -126,6 +131,18 @@ def test_a_ladder_below_the_peak_has_nothing_to_explain(
     said = capsys.readouterr().out
     assert "higher peak" not in said
     assert "rung before it" not in said
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"share": 38.0}, "a rung of the vector units passes it. The machine is busy"),
+    ({"spread": 0.84}, "The spread of some rungs is above 50%: the machine is busy")])
+def test_a_busy_machine_is_told(change: dict[str, float], said: str, screen: Screen,
+                                capsys: pytest.CaptureFixture[str]) -> None:
+    screen(80)
+    ladder._print(TINY, [replace(line, **change) for line in ladder_lines()[:3]])
+    found = " ".join(" ".join(lines(capsys)).split())
+    assert said in found
+    assert "higher peak" not in found
 
 
 def test_bench_keeps_time_torch_and_error(screen: Screen,

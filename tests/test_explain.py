@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 import tilewise
 from tilewise.core import InvalidProblem, Problem, Target, TilewiseError
@@ -102,3 +103,10 @@ def test_what_cannot_be_explained() -> None:
         tilewise.explain("conv 3x3")
     with pytest.raises(TilewiseError, match="effort is 'mesure', needs one of"):
         tilewise.explain(LAYER, effort="mesure")
+
+
+def test_linear_layers_have_names() -> None:
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(1024, 1024)).eval()
+    x = torch.randn(2, 1024)
+    found = tilewise.explain(tilewise.optimize(model, x), x)
+    assert [name for name, _ in found.layers] == ["1"]

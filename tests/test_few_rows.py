@@ -166,7 +166,7 @@ MUTATIONS = {
     "the byte below the upper half is left out": fault(replaced(few_rows, "BYTE", 0)),
     "the other half is not cleared": fault(replaced(few_rows, "UPPER", -1), 16),
     "bytes are those of the next value": fault(replaced(
-        few_rows.Words, "shifted", lambda words, by, shifted=few_rows.Words.shifted:
+        emit.Words, "shifted", lambda words, by, shifted=emit.Words.shifted:
         shifted(words, by + 8 if by < 0 else by))),
     "halves are swapped": fault(changed(
         few_rows_prepare, "prepare", lambda rows: rows << 16 | rows >> 16 & 0xFFFF), 16),

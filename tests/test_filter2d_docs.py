@@ -17,7 +17,7 @@ def test_the_page_runs():
                            str(ROOT / "docs" / "filter2d.md")], capture_output=True, text=True,
                           check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "ran 8 python blocks" in done.stdout
+    assert "ran 10 python blocks" in done.stdout
 
 
 def test_the_pictures_are_those_of_the_script(monkeypatch, tmp_path):

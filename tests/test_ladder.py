@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from tilewise.bench import ladder as ladder_module
-from tilewise.bench.ladder import _sentence, ladder
+from tilewise.bench import machine
+from tilewise.bench.ladder import _barred, _sentence, ladder
 from tilewise.bench.run import WrongResult
 from tilewise.bench.rungs import STEPS, unroll
 from tilewise.cli import NO, OK, USAGE, main
 from tilewise.core import Problem, Target
+from tilewise.frontend.ops import ENGINE
 from tilewise.planner.measure import Timing
 
 TINY = "n1c8h8w8k16r3s3p1_f32_forward+bias+relu"
@@ -96,6 +98,48 @@ def test_noise_has_no_reason(least: float, median: float, said: str) -> None:
     step = replace(STEPS[0], why="because", why_not="since not")
     assert _sentence(step, timing(1.0, 1.0), timing(least, median)).startswith(said)
     assert _sentence(step, None, timing(least, median)) == "because"
+
+
+@pytest.mark.parametrize("least, spread, said", [
+    (0.8, 0.84, "no clear difference"), (1.25, 0.84, "no clear difference"), (0.8, 0.1, "because"),
+    (1.25, 0.1, "since not"), (0.4, 0.84, "because")])
+def test_a_gain_below_the_spread_has_no_reason(least: float, spread: float, said: str) -> None:
+    step = replace(STEPS[0], why="because", why_not="since not")
+    found = _sentence(step, timing(1.0, 1.0), Timing(least, least, spread))
+    assert found.startswith(said)
+    assert ("with rounds 84% apart" in found) == (said == "no clear difference")
+
+
+def test_a_peak_that_plain_rungs_pass_is_measured_again(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    honest = machine.facts
+    monkeypatch.setattr(ladder_module, "STEPS", STEPS[1:2])
+    monkeypatch.setattr(machine, "facts", lambda *args, **more: {
+        **honest(*args, **{**more, "limits": False}), "peak": 1e6, "bandwidth": 1e6})
+    assert main(["ladder", TINY, "--rounds", "2", "--json"]) == OK
+    data = json.loads(capsys.readouterr().out)
+    peak = data["machine"]["peak"]
+    assert peak > 1e9
+    for row in data["rows"]:
+        if row["share"] is not None:
+            assert row["share"] == pytest.approx(row["gflops"] * 1e9 / peak)
+
+
+@pytest.mark.parametrize("text", ["lenet_a", "my_package.my_module:make_model"])
+def test_a_model_is_no_layer(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ladder", text]) == USAGE
+    assert f"tilewise explain {text} lists a model's layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm, said", [
+    ("cpu_direct_bf16x3", "its products keep 16 bits, and the default precision asks for 24"),
+    ("cpu_direct_bf16x6", ""), ("cpu_direct", "")])
+def test_rungs_of_fewer_bits_are_barred(algorithm: str, said: str) -> None:
+    """Whatever their error is."""
+    p, t = Problem.parse("n1c64h14w14k64r1s1_f32_forward"), Target.host(threads=2)
+    plan = ENGINE.plan(p, t)
+    assert _barred(replace(plan, algorithm=algorithm, error=1e-7)) == said
+    assert "error is up to 1.0e-02" in _barred(replace(plan, algorithm="cpu_direct", error=1e-2))
 
 
 @pytest.mark.skipif(not Target.host().row.matrix, reason="this machine has no matrix unit")

@@ -175,7 +175,7 @@ def everywhere(name: str, value: Any) -> Callable[..., None]:
     return apply
 
 
-masks_passes, masks_place, gather = masks.passes, masks.place, winograd_prepare._gather
+masks_passes, masks_place = masks.passes, masks.place
 
 
 def one_row_more(rows: tuple[Index, Index]) -> tuple[Index, Index]:
@@ -283,8 +283,8 @@ MUTATIONS = {
         everywhere("place", lambda mask, k, channels, pixel=0: masks_place(
             mask, k, channels, pixel + 1)), "cpu_winograd", MASKED, judge=check_masks),
     "a filter too many is gathered": Mutation(
-        replaced(winograd_prepare, "_gather", lambda f, source, stride, count: gather(
-            f, source, stride, f.isa.lanes)), "cpu_winograd", PADDED, judge=check_weight),
+        replaced(Pointer, "gather", lambda source, stride, count, gather=Pointer.gather: gather(
+            source, stride, source.f.isa.lanes)), "cpu_winograd", PADDED, judge=check_weight),
     "taps of a weight are transposed": Mutation(
         replaced(winograd_prepare, "transform", lambda f, down, across, load, *others:
                  transform(f, down, across, lambda i, j: load(j, i), *others)), "cpu_winograd",

@@ -6,17 +6,21 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from ..core.files import cache_directory, is_private
+from ..core.isa import ISA
 from ..core.progress import Tell, silent
 from ..frontend.dynamo import has_compiler
 from ..frontend.ops import conv2d
 from ..planner.wisdom import Wisdom, default_path
 from .machine import huge_pages
 from .run import rms_error
+
+SLOWEST = 0.5e9  # Hz: below any clock that one of two units, or half a core, stands for
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,17 @@ def examine(threads: int, tell: Tell = silent) -> list[Finding]:
         tell("examining", i, len(checks))
         findings.append(check())
     return findings
+
+
+def disturbed(machine: dict[str, Any]) -> list[Finding]:
+    """Whether the measured peak is one that only a busy machine has; empty means no."""
+    row = ISA[machine["isa"]]
+    least = 2.0 * row.lanes * row.units * machine["threads"] * SLOWEST
+    if machine["peak"] >= least:
+        return []
+    return [Finding("missing", f"the peak is {machine['peak'] / 1e9:.0f} GFLOP/s, and "
+                    f"{row.name} has {least / 1e9:.0f} or more on {machine['threads']} threads: "
+                    "the machine is busy", "close other programs, and repeat")]
 
 
 @torch.no_grad()

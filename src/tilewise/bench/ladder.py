@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..core.errors import InvalidProblem, NoAlgorithm
+from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.progress import Tell, counting, silent
 from ..core.target import Target
+from ..frontend.ops import ENGINE
 from ..planner.measure import Timing, interleaved
 from .contenders import torch_contenders, use_huge_pages
 from .run import WrongResult, rms_error
@@ -20,6 +22,7 @@ from .subjects import Subject, layer
 
 SLOW = 0.3  # estimated seconds from which on two rounds are enough
 FLOOR = 5e-6  # an error that no bound needs to be below
+ROOM = 0.05  # by which a rung may pass the peak that clocks found
 ALIKE = 0.03  # gains smaller than this, by the least times and by the medians, are none
 
 
@@ -41,6 +44,13 @@ class Line:
     gain: float | None = None  # over the rung before
     algorithm: str = ""
     schedule: str = ""
+    barred: str = ""  # why the default precision does not admit it
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it does what is counted, on the vector units: it cannot pass their peak."""
+        return bool(self.algorithm) and not any(
+            word in self.algorithm for word in ("winograd", "bf16"))
 
 
 def climbable(p: Problem) -> Problem:
@@ -82,6 +92,19 @@ def ladder(p: Problem, t: Target, limits: dict[str, float], rounds: int = 7,
         lines.append(_line(contender.name, "torch", "torch's own convolution, for comparison", p,
                            time, limits["peak"], error=error, bytes=p.bytes))
     return lines + _limit_lines(p, limits)
+
+
+def passes_peak(lines: Sequence[Line]) -> bool:
+    """Whether the peak was measured too low, because the machine was busy."""
+    return any(line.is_plain and (line.share or 0.0) > 1 + ROOM for line in lines)
+
+
+def rated(lines: Sequence[Line], p: Problem, limits: dict[str, float]) -> list[Line]:
+    """The same times beside other limits."""
+    timed = [line if line.gflops is None else
+             replace(line, share=line.gflops * 1e9 / limits["peak"])
+             for line in lines if line.kind != "limit"]
+    return timed + _limit_lines(p, limits)
 
 
 def _caller(run: Callable[..., Any], what: Subject) -> Callable[[], Any]:
@@ -134,10 +157,22 @@ def _rung_lines(p: Problem, t: Target, rungs: Sequence[Rung], refused: dict[str,
         gain = None if before is None else before / time.minimum
         lines.append(_line(step.name, "rung", _sentence(step, best, time), p, time, peak,
                            error=error, gain=gain, bytes=rung.bytes, workspace=rung.workspace,
-                           algorithm=rung.plan.algorithm, schedule=str(rung.plan.schedule)))
+                           algorithm=rung.plan.algorithm, schedule=str(rung.plan.schedule),
+                           barred=_barred(rung.plan)))
         before = time.minimum
         best = time if best is None else min(best, time, key=lambda t: t.minimum)
     return lines
+
+
+def _barred(plan: Plan) -> str:
+    """Why the planner may not choose it; empty means it may."""
+    p, t = plan.problem, plan.target
+    keeps, needs = ENGINE.planner.algorithm(plan.algorithm).bits, ENGINE.bits(None, p, t)
+    if keeps < needs:
+        return f"its products keep {keeps} bits, and the default precision asks for {needs}"
+    if plan.error > ENGINE.admitted(None, p, t):
+        return f"its error is up to {plan.error:.1e}, more than the default precision admits"
+    return ""
 
 
 def _sentence(step: Step, best: Timing | None, time: Timing) -> str:
@@ -145,12 +180,14 @@ def _sentence(step: Step, best: Timing | None, time: Timing) -> str:
     if best is None:
         return step.why
     gains = best.minimum / time.minimum, best.median / time.median
-    if min(gains) >= 1 + ALIKE:
+    apart, noise = max(*gains, *(1 / gain for gain in gains)) - 1, max(best.spread, time.spread)
+    if min(gains) >= 1 + ALIKE and apart > noise:
         return step.why
-    if max(gains) <= 1 - ALIKE:
+    if max(gains) <= 1 - ALIKE and apart > noise:
         return step.why_not
+    beside = f", with rounds {noise:.0%} apart" if noise >= apart else ""
     return (f"no clear difference from the best before it ({gains[0]:.2f}x by the least times, "
-            f"{gains[1]:.2f}x by the medians). The idea: {step.why}")
+            f"{gains[1]:.2f}x by the medians{beside}). The idea: {step.why}")
 
 
 def _line(name: str, kind: str, why: str, p: Problem, time: Timing, peak: float,

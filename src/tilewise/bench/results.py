@@ -53,6 +53,9 @@ class Result:
             if data["format"] != FORMAT:
                 raise ValueError(f"format is {data['format']}, needs {FORMAT}")
             return Result(**data)
+        except FileNotFoundError:
+            raise TilewiseError(f"{path} does not exist; tilewise bench ... -o FILE makes one, and "
+                                "so does tilewise ladder") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TilewiseError(f"{path} is not a result file of tilewise: {error}") from error
 

@@ -15,12 +15,13 @@ def doctor(threads: Threads = None, json: Json = False) -> None:
 
     The exit code is 1 if something is broken.
     """
-    from ..bench.health import examine
+    from ..bench.health import disturbed, examine
     from ..bench.machine import facts
 
     count = set_threads(threads)
     with progress("measuring") as tell:
         machine, findings = facts(count, tell=tell), examine(count, tell)
+    findings += disturbed(machine)
     broken = any(finding.state == "broken" for finding in findings)
     if json:
         print_json({"machine": machine, "findings": [finding.__dict__ for finding in findings],

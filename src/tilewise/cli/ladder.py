@@ -22,10 +22,11 @@ from .output import (
     set_threads,
 )
 
-ACCURATE = 5e-6  # errors above it are those of fewer products
+BUSY = 0.5  # a spread that no quiet machine has
 
 if TYPE_CHECKING:
     from ..bench.ladder import Line
+    from ..core.problem import Problem
 
 
 def ladder(
@@ -42,17 +43,19 @@ def ladder(
 
     import torch
 
-    from ..bench.ladder import climbable
     from ..bench.ladder import ladder as climb
-    from ..bench.machine import facts
+    from ..bench.ladder import passes_peak, rated
+    from ..bench.machine import best_limits, facts
     from ..bench.results import Result
-    from ..core.problem import Problem
     from ..core.target import Target
 
-    p, count = climbable(Problem.parse(problem)), set_threads(threads)
+    p, count = _layer(problem), set_threads(threads)
     with progress("measuring limits") as tell, torch.no_grad():
         machine = facts(count, tell=tell)
         lines = climb(p, Target.host(threads=count), machine, rounds, tell)
+        if passes_peak(lines):  # what disturbed the first measurement may be gone
+            machine = best_limits(machine)
+            lines = rated(lines, p, machine)
     result = Result("ladder", command(), date.today().isoformat(), machine,
                     {"problem": str(p), "threads": count, "rounds": rounds},
                     [asdict(line) for line in lines])
@@ -62,6 +65,19 @@ def ladder(
         print_json(asdict(result))
     else:
         _print(problem, lines)
+
+
+def _layer(text: str) -> Problem:
+    """The problem; models are told apart."""
+    from ..bench.ladder import climbable
+    from ..core.errors import InvalidProblem
+    from ..core.problem import Problem
+    from ..models import MODELS
+
+    if text in MODELS or ":" in text.partition("+")[0]:
+        raise InvalidProblem(f"{text} is a model, and ladder takes one layer: tilewise explain "
+                             f"{text} lists a model's layers")
+    return climbable(Problem.parse(text))
 
 
 def _print(problem: str, lines: list[Line]) -> None:
@@ -80,10 +96,20 @@ def _print(problem: str, lines: list[Line]) -> None:
 
 def _notes(lines: list[Line]) -> Iterator[str]:
     """What of the table needs an explanation."""
+    from ..bench.ladder import passes_peak
+
     yield ("ms is the least time of all rounds. spread is how far the rounds lie apart: the range "
-           "of their middle half over the median.")
+           "of their middle half over the median. moved is what is read and written at least, "
+           "workspace the scratch memory. gain is the speed relative to the rung before. limit: "
+           "memory is the time to read and write everything once.")
     rungs = [line for line in lines if line.kind == "rung" and line.minimum]
-    if any(line.share and line.share > 1 for line in rungs):
+    if passes_peak(lines):
+        yield ("The peak was measured too low, twice: a rung of the vector units passes it. The "
+               "machine is busy. Close other programs and repeat.")
+    elif any((line.spread or 0) > BUSY for line in rungs):
+        yield ("The spread of some rungs is above 50%: the machine is busy. Close other programs "
+               "and repeat.")
+    if any(line.share and line.share > 1 and not line.is_plain for line in rungs):
         yield ("of peak counts the operations of the direct method against the measured "
                "multiply-add peak of the vector units. More than 100% is possible: Winograd does "
                "fewer operations than are counted, and the matrix unit has a higher peak.")
@@ -95,9 +121,8 @@ def _notes(lines: list[Line]) -> Iterator[str]:
 def _setback(rungs: list[Line], torch: list[float]) -> str:
     """Why the last rung is slower than the one before it."""
     before, last = rungs[-2:]
-    why = (f"that rung has an error of {before.error:.1e}, with fewer bits than the default "
-           "precision asks for; max_error admits it" if (before.error or 0) > ACCURATE else
-           "the planner estimates times, and tilewise tune measures them")
+    why = (f"{before.barred} (max_error admits it, with its error of {before.error:.1e})"
+           if before.barred else "the planner estimates times, and tilewise tune measures them")
     beside = f" It is {min(torch) / (last.minimum or 1):.2f}x as fast as torch." if torch else ""
     return (f"{last.name} is {last.gain:.2f}x as fast as the rung before it ({before.name}): "
             f"{why}.{beside}")

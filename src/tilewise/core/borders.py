@@ -39,6 +39,13 @@ BORDERS: dict[str, Map] = {
     "wrap": lambda i, size: i % size,  # b c d | a b c d | a b c
     "constant": _constant,
 }
+ELSEWHERE = {  # what others call a border, which is not accepted: one word has several meanings
+    "symmetric": "numpy's symmetric is 'reflect' here", "edge": "numpy's edge is 'nearest' here",
+    "circular": "torch's circular is 'wrap' here",
+    "grid-wrap": "scipy's grid-wrap is 'wrap' here",
+    "grid-mirror": "scipy's grid-mirror is 'reflect' here",
+    "grid-constant": "scipy's grid-constant is 'constant' here",
+}
 SYNONYMS = {"zero": "constant", "replicate": "nearest"}
 
 
@@ -53,7 +60,9 @@ def meaning(border: str, value: float | None) -> tuple[str, float]:
                              'pass border="constant" or leave value out')
     name = SYNONYMS.get(str(border), border)
     if not isinstance(name, str) or name not in BORDERS:
-        raise InvalidProblem(f"border is {border!r}, needs one of {', '.join(BORDERS)}")
+        hint = ELSEWHERE.get(str(border))
+        raise InvalidProblem(f"border is {border!r}, needs one of {', '.join(BORDERS)}"
+                             + (f": {hint}" if hint else ""))
     return name, float(value or 0.0)
 
 

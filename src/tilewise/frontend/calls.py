@@ -67,6 +67,9 @@ def wants_gradient(*operands: Any) -> bool:
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Complain about shapes that are none of a convolution."""
+    if x.dim() == 3:  # only where a batch norm follows, which torch refuses too
+        raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, H, W) for the batch "
+                             "norm behind the convolution: x.unsqueeze(0)")
     if x.dim() != 4:
         raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, H, W) or (C, H, W)")
     if weight.dim() != 4:

@@ -60,9 +60,18 @@ def arguments_of(example: Any) -> tuple[Any, ...]:
     """The arguments that an example stands for."""
     if isinstance(example, Tensor):
         return (example,)
+    if _is_shape(example):
+        raise TilewiseError(f"example is {tuple(example)}, which are sizes, needs a tensor: pass "
+                            f"torch.randn{tuple(example)}")
     if isinstance(example, tuple):
         return example
     advice = ADVICE.get(type(example).__name__)
     raise TilewiseError(f"example is {kind_of(example)}, needs a tensor, or a tuple of the "
                         "arguments that the model is called with"
                         + (f": {advice}" if advice else ""))
+
+
+def _is_shape(example: Any) -> bool:
+    """Whether it has the sizes of an image instead of its values."""
+    return (isinstance(example, tuple | list) and len(example) in (3, 4)
+            and all(type(size) is int for size in example))

@@ -15,6 +15,9 @@ from ..runtime.filters import NAMES, FilterCall, FilterEngine, FilterExecutable,
 from .checks import kind_of
 
 ENGINE = FilterEngine(FILTERS)
+# what to do about an image of a type that is refused
+FITTING = dict.fromkeys(("int64", "uint64", "uint32"), ("int32", ", if the values fit"))
+OTHER = {**FITTING, "int8": ("int16", ""), "float16": ("float32", "")}
 
 
 def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, flip: bool,
@@ -79,7 +82,7 @@ def _check(image: Any, kernel: Any, out: Any, dtype: Any) -> None:
         raise InvalidProblem(f"image has shape {image.shape}, needs (H, W), (H, W, C) or "
                              "(N, H, W, C)")
     if kernel.ndim != 2 or 0 in kernel.shape:
-        raise InvalidProblem(f"kernel has shape {kernel.shape}, needs two sizes of at least 1")
+        raise InvalidProblem(f"kernel has shape {kernel.shape}, {needed(kernel.shape)}")
     if out is not None and out.shape != image.shape:
         raise InvalidProblem(f"out has shape {out.shape}, needs that of the image, {image.shape}")
     if out is not None and dtype is not None and dtype != out.dtype:
@@ -90,7 +93,24 @@ def _check(image: Any, kernel: Any, out: Any, dtype: Any) -> None:
                         ("the result", dtype or (image if out is None else out).dtype)):
         if found not in NAMES:
             known = ["bool"] * (name == "image") + [*map(str, NAMES)]
-            raise InvalidProblem(f"{name} is {found}, needs one of {', '.join(known)}")
+            advice = _conversion(str(found)) if name == "image" else ""
+            raise InvalidProblem(f"{name} is {found}, needs one of {', '.join(known)}{advice}")
+
+
+def _conversion(found: str) -> str:
+    if found not in OTHER:
+        return ""
+    better, where = OTHER[found]
+    return f": image.astype(np.{better}), or image.to(torch.{better}) for a tensor{where}"
+
+
+def needed(shape: tuple[int, ...]) -> str:
+    """Of a kernel that has another shape."""
+    if len(shape) == 1 and shape[0]:
+        return "needs (rows, columns): a row is kernel[None, :], a column kernel[:, None]"
+    if len(shape) == 3 and shape[2] == 1:
+        return "needs (rows, columns), and is applied to every channel: kernel[:, :, 0]"
+    return "needs (rows, columns), at least 1 of each; it is applied to every channel"
 
 
 def as_batch(image: Any) -> Any:

@@ -12,7 +12,7 @@ from ..core.borders import CONSTANT, sources
 from ..core.errors import InvalidProblem
 from .calls import wants_gradient
 from .checks import kind_of
-from .image_arrays import is_interleaved, is_planar, on_arrays
+from .image_arrays import is_interleaved, is_planar, needed, on_arrays
 from .ops import _LIBRARY
 
 
@@ -52,8 +52,8 @@ def _check(image: Tensor, kernel: Tensor, anchor: Any, out: Any, dtype: Any) -> 
         raise InvalidProblem(f"image has shape {tuple(image.shape)}, needs (H, W), (H, W, C) or "
                              "(N, H, W, C)")
     if kernel.dim() != 2 or 0 in kernel.shape:
-        raise InvalidProblem(f"kernel has shape {tuple(kernel.shape)}, needs two sizes of at "
-                             "least 1")
+        raise InvalidProblem(f"kernel has shape {tuple(kernel.shape)}, "
+                             f"{needed(tuple(kernel.shape))}")
     if anchor is not None:
         for place, size, axis in zip(anchor, kernel.shape, ("row", "column")):
             if not 0 <= place < size:

@@ -24,7 +24,7 @@ from .linear import Linear
 from .nn import Block
 from .rehearsal import cloned, rehearsal, sharing_copy
 from .tracer import is_hooked
-from .tuning import tune
+from .tuning import Layer, tune
 from .variants import fastest
 
 MEASURING = ("measure", "exhaustive")  # efforts that may read a clock
@@ -51,10 +51,12 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
         keep_original: False folds batch norms into the weights for good and keeps nothing else of
             the original. The result takes less memory; it cannot be trained, has another class
             and state_dict, and does not follow changes of the original.
-        tell: A function `(what, done, total)` that is told how far it is, for a bar or a log.
+        tell: A function `(what, done, total)` that is told how far it is, for a bar or a log, and
+            what was made of the model. `print` will do.
 
     Returns:
-        A module of the same class, unless keep_original is False.
+        A module of the same class, unless keep_original is False. It prints as the original does;
+        `explain` shows what runs.
 
     >>> fast = optimize(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval())
     >>> fast(torch.randn(1, 3, 16, 16)).shape
@@ -70,6 +72,7 @@ def optimize(model: nn.Module, example: Any = None, *, effort: str = "estimate",
         return result
     arguments = arguments_of(example)
     layers = tune(result, example, effort, max_error, tell)
+    _say(model, layers, tell)
     holder = result if isinstance(result, Released) else next(all_captured(result), None)
     if effort in MEASURING and holder is not None:
         holder.tuned = Learned((layer.plan.problem, layer.plan.target) for layer in layers)
@@ -87,11 +90,25 @@ def _check(model: Any, example: Any, effort: str, max_error: Any) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise TilewiseError("model is a ScriptModule, whose convolutions cannot be replaced: "
                             "optimize the model that was scripted or traced")
+    if isinstance(getattr(model, "_orig_mod", None), nn.Module):  # an OptimizedModule
+        raise TilewiseError("model was compiled already, which hides its convolutions: "
+                            "optimize(model, example) before torch.compile, or "
+                            "torch.compile(model, backend=\"tilewise\") instead of both")
     if effort != "estimate" and example is None:
         raise TilewiseError(f"effort is {effort!r}, needs an example to measure with: "
                             "optimize(model, example, effort=...)")
     if example is not None:
         arguments_of(example)
+
+
+def _say(model: nn.Module, layers: list[Layer], tell: Tell) -> None:
+    """What was made of a model, which looks as before when it is printed."""
+    if not layers:
+        warnings.warn(f"{type(model).__name__}: nothing in it is run by tilewise on this example, "
+                      "so it is no faster", stacklevel=3)
+    ours = sum(layer.plan.algorithm != "vendor" for layer in layers)
+    tell(f"layers: {ours} by generated code, {len(layers) - ours} by torch; explain() shows each",
+         1, 1)
 
 
 def _is_lazy(model: nn.Module) -> bool:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ..core.errors import TilewiseError
+
 
 def sharing_copy(model: nn.Module) -> nn.Module:
     """New modules around the same tensors."""
@@ -22,7 +24,17 @@ def sharing_copy(model: nn.Module) -> nn.Module:
             shared[id(module)] = module  # which would copy its tensors
         else:  # what was computed from parameters cannot be copied
             _share_computed(list(module.__dict__.values()), shared)
-    return copy.deepcopy(model, shared)
+    try:
+        return copy.deepcopy(model, shared)
+    except (TypeError, RuntimeError) as error:  # a lock, a file, a process
+        raise TilewiseError(f"{type(model).__name__} cannot be copied ({error}): optimise the "
+                            f"inner torch.nn.Module{_inner(model)}") from error
+
+
+def _inner(model: nn.Module) -> str:
+    """By name, where there is only one."""
+    names = [name for name, _ in model.named_children()]
+    return f", its `{names[0]}`" if len(names) == 1 else ""
 
 
 def _share_computed(values: list[Any], shared: dict[int, Any]) -> None:
