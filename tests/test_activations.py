@@ -58,7 +58,8 @@ def cases(row: str) -> list[tuple[str, Problem, Any]]:
         algorithm = able(row)[name]
         p = next(p for p in SHAPES if not algorithm.reject(p, target))
         for pool, residual in TAILS if LONG else [TAILS[next(turns) % len(TAILS)]]:
-            q = inner_problem(algorithm, p.with_(epilogue=Epilogue(True, residual, step, pool)))
+            after = Epilogue(True, residual, step, 1 if p.is_linear else pool)
+            q = inner_problem(algorithm, p.with_(epilogue=after))
             found.append((name, q, algorithm.default(q, target)))
     return found
 

@@ -220,9 +220,9 @@ def test_any_choice_is_right(random_costs: Counter[str]) -> None:
         p = random_problem(rng)
         operands = random_operands(p)
         assert error(convolve(p, operands), expected(p, operands)) < 2e-5, p
-    # every one that keeps all bits was reached
-    assert set(random_costs) == {name for name in tilewise.algorithms()
-                                 if ENGINE.planner.algorithm(name).bits == 24}
+    # every one that keeps all bits was reached; one is for large weights alone
+    assert set(random_costs) == {name for name in tilewise.algorithms() if name != "cpu_few_rows"
+                                 and ENGINE.planner.algorithm(name).bits == 24}
     assert sum(random_costs.values()) >= 50
 
 

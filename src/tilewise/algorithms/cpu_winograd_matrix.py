@@ -32,7 +32,7 @@ ROWS = (SIDE, 2 * SIDE)  # tiles that are multiplied together
 FAR = 5.5  # bytes a cycle that a core gets from the last cache, for which the unit mostly waits
 FARTHER = 3.6  # the same for weights that are too large for a share of that cache
 SHARE = 16 << 20  # bytes of it
-STALLS = {1: 1.25, 3: 1.25, 6: 1.7}  # the unit waits for what is near as well
+STALLS = {3: 1.25, 6: 1.7}  # the unit waits for what is near as well
 SPLIT = 1.2  # cycles to split off and store a part of a vector
 
 

@@ -120,4 +120,4 @@ def rounding_error(bits: int, terms: int) -> float:
 
 def split_bits(products: int) -> int:
     """Leading bits that so many products keep."""
-    return {0: 24, 1: 8, 3: 16, 6: 24}[products]
+    return {1: 8, 3: 16, 6: 24}[products]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..core.isa import KNOWN
+from ..core.target import Target
 from ..kernels.cpu.launch import KERNELS
 from ..kernels.cpu.memory import POOL
 from ..runtime.weights import MADE
@@ -39,7 +41,7 @@ def set_cache_limit(kernels: int | None = None, executables: int | None = None) 
 
 
 def algorithms(direction: str = "forward", device: str = "cpu") -> list[str]:
-    """Names of the algorithms that `conv2d` can use, in the order in which they are asked.
+    """Names of the algorithms that `conv2d` can use here, in the order in which they are asked.
 
     Args:
         direction: "forward", also for gradients of inputs, or "backward_weight".
@@ -48,5 +50,7 @@ def algorithms(direction: str = "forward", device: str = "cpu") -> list[str]:
     >>> "vendor" in algorithms(), "cpu_winograd_weight" in algorithms("backward_weight")
     (True, True)
     """
+    here = Target.host() if device == "cpu" and KNOWN else None
     return [algorithm.name for algorithm in ENGINE.planner.algorithms
-            if direction in algorithm.directions and algorithm.device in (None, device)]
+            if direction in algorithm.directions
+            and (algorithm.is_for(here) if here else algorithm.device in (None, device))]

@@ -63,7 +63,6 @@ def _rounded(value: Vector, dropped: int) -> Words:
 def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
             bits: int) -> torch.Tensor:
     """Rows of chunks of a weight (K, C, 1, 1), in pool memory."""
-    p = Problem(1, p.c, 1, 1, p.k, 1, 1)  # so that any number of rows finds the same code
     weight = weight.contiguous()
     packed = memory.empty(p.k, Geometry(p, s, t.lanes, bits).row_floats)
     launch = launcher(make, p, s, t.row, bits)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llvmlite import ir
 
 from .elements import FLOAT32, Element
-from .values import BOOL, F32, I8, I32, I64, PTR, VOID, Bits, Index, Value, Vector, bits_bytes
+from .values import BOOL, F32, F64, I8, I32, I64, PTR, VOID, Bits, Index, Value, Vector, bits_bytes
 
 if TYPE_CHECKING:
     from .emit import Function
@@ -101,12 +101,14 @@ class Pointer(Value):
     def broadcast(self, offset: Index | int = 0, lanes: int | None = None) -> Vector:
         """One float in every lane."""
         element = self.element
+        assert element.kind in (F32, F64), f"{element.name} would need to be widened"
         return self.f.splat(self.f.ll.load((self + offset).ir, align=element.bytes,
                                            typ=element.kind), lanes)
 
     def gather(self, stride: Index, count: int, lanes: int | None = None) -> Vector:
         """The first `count` lanes from floats that are `stride` apart; the others are zero."""
         lanes, element = lanes or self.f.isa.lanes, self.element
+        assert element.kind in (F32, F64), f"{element.name} would need to be widened"
         found = ir.Constant(ir.VectorType(element.kind, lanes), [0.0] * lanes)
         for lane in range(count):
             one = self.f.ll.load((self + stride * lane).ir, align=element.bytes, typ=element.kind)
