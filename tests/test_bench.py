@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tilewise.bench import peers, run, worker
+from tilewise.bench import health, machine, peers, run, worker
 from tilewise.bench.contenders import Contender, tilewise_contender, torch_contenders
 from tilewise.bench.graph import CannotExport, export
 from tilewise.bench.health import disturbed
@@ -233,3 +233,13 @@ def test_a_peak_of_a_busy_machine_is_told(peak: float, busy: bool) -> None:
     found = disturbed({"isa": "amx", "threads": 2, "peak": peak})
     assert [finding.state for finding in found] == ["missing"] * busy
     assert all("18 GFLOP/s" in finding.what and "busy" in finding.what for finding in found)
+
+
+def test_the_doctor_tells_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(health, "examine", lambda *_: [])
+    monkeypatch.setattr(machine, "facts", lambda *_, **more: {
+        "isa": "amx", "threads": 2, "peak": 18e9})
+    assert main(["doctor", "--json"]) == OK
+    [finding] = json.loads(capsys.readouterr().out)["findings"]
+    assert "the machine is busy" in finding["what"]

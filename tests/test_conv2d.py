@@ -23,6 +23,7 @@ from tilewise.frontend.ops import ENGINE
 # without those for large weights alone, which have tests of their own
 NAMES = [name for name in tilewise.algorithms() if not name.startswith("cpu_few_rows")]
 
+
 def test_the_comparison_can_fail() -> None:
     y = draw(1, 2, 3, 3)
     with pytest.raises(AssertionError):
