@@ -21,13 +21,13 @@ from torch.nn import functional as F
 
 from tilewise.bench import machine
 from tilewise.bench.results import Result
+from tilewise.conv.ops import ENGINE
 from tilewise.core import Problem, Target
 from tilewise.core.isa import ISA
-from tilewise.frontend.ops import ENGINE
-from tilewise.kernels.cpu import amx, jit, memory, peak
-from tilewise.kernels.cpu.emit import Module
-from tilewise.kernels.cpu.microkernel import Walk
-from tilewise.kernels.cpu.parts import pack_columns, split_tensor
+from tilewise.kernels.cpu import memory, peak
+from tilewise.kernels.cpu.emit import Module, amx, jit
+from tilewise.kernels.cpu.emit.microkernel import Walk
+from tilewise.kernels.cpu.emit.parts import pack_columns, split_tensor
 from tilewise.kernels.matrix import DEPTH, PARTS
 from tilewise.planner.measure import interleaved
 

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from tilewise.bench import machine
 from tilewise.bench.results import Result
+from tilewise.conv.ops import ENGINE
 from tilewise.core import Problem, Target
-from tilewise.frontend.ops import ENGINE
 
 LAYERS = ("n1c64h56w56k64r3s3p1_f32_forward", "n1c512h14w14k512r3s3p1_f32_forward")
 # name, algorithm, layout, what its schedule must be like, what its error grows with

@@ -31,7 +31,7 @@ import torch
 import tilewise
 from tilewise.bench import machine
 from tilewise.bench.results import Result
-from tilewise.frontend.image_arrays import ENGINE
+from tilewise.image.arrays import ENGINE
 from tilewise.planner.measure import interleaved
 
 THREADS = 2

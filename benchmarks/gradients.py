@@ -19,8 +19,8 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 import torch
 
 from tilewise.algorithms.reference import solve
+from tilewise.conv.ops import ENGINE
 from tilewise.core import Problem, Target
-from tilewise.frontend.ops import ENGINE
 from tilewise.planner.measure import interleaved
 from tilewise.runtime.engine import PRECISIONS, random_operands
 

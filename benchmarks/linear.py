@@ -19,8 +19,8 @@ import torch
 from torch.nn import functional as F
 
 from tilewise.algorithms import ALGORITHMS
+from tilewise.conv.linear import ENGINE
 from tilewise.core import Problem, Target
-from tilewise.frontend.linear import ENGINE
 from tilewise.planner.measure import interleaved
 
 VGG16 = ("25088x4096", "4096x4096", "4096x1000")

@@ -10,9 +10,9 @@ import ctypes
 import torch
 
 from tilewise.core.isa import ISA, available
-from tilewise.kernels.cpu import jit, peak
-from tilewise.kernels.cpu.emit import Module
-from tilewise.kernels.cpu.microkernel import Walk, multiply
+from tilewise.kernels.cpu import peak
+from tilewise.kernels.cpu.emit import Module, jit
+from tilewise.kernels.cpu.emit.microkernel import Walk, multiply
 from tilewise.planner.measure import interleaved
 
 TILES = {"avx512": ((14, 2), (12, 2), (6, 4)), "avx2": ((6, 2), (4, 3))}

@@ -17,7 +17,7 @@ from tilewise.planner.measure import interleaved
 FIRST = """
 import time
 import torch, tilewise
-from tilewise.kernels.cpu import jit
+from tilewise.kernels.cpu.emit import jit
 torch.set_num_threads(2)
 x = torch.randn(1, 64, 56, 56).contiguous(memory_format=torch.channels_last)
 weight = torch.randn(64, 64, 3, 3)

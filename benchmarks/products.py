@@ -18,8 +18,8 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 import torch
 
 import tilewise
-from tilewise.frontend.ops import ENGINE
-from tilewise.frontend.tuning import observe
+from tilewise.conv.ops import ENGINE
+from tilewise.model.tuning import observe
 from tilewise.models import MODELS
 from tilewise.planner.measure import interleaved
 from tilewise.runtime.engine import BITS, PRECISIONS

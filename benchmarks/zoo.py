@@ -44,7 +44,7 @@ from tilewise.bench import machine
 from tilewise.bench.figures import OURS, TORCH, WIDTH
 from tilewise.bench.results import Result
 from tilewise.bench.svg import FAINT, INK, Drawing
-from tilewise.frontend.dynamo import has_compiler
+from tilewise.model.dynamo import has_compiler
 from tilewise.planner.measure import interleaved
 
 FORMS = ("eager", "channels_last", "compiled")  # of torch

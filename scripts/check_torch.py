@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewise
-from tilewise.frontend.dynamo import has_compiler
+from tilewise.model.dynamo import has_compiler
 from tilewise.models.resnet import BasicBlock, ResNet
 
 LARGEST = 1e-5  # relative difference from torch's own result

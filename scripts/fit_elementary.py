@@ -1,4 +1,4 @@
-"""Coefficients of kernels/cpu/elementary.py, printed: polynomials whose largest error is least.
+"""Coefficients of kernels/cpu/between/elementary.py: polynomials of least largest error.
 
     python scripts/fit_elementary.py
 

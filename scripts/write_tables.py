@@ -254,7 +254,7 @@ def _compatibility(result: dict[str, Any]) -> list[str]:
 
 
 def _gpu_audit(result: dict[str, Any]) -> list[str]:
-    from tilewise.frontend.gpu_audit import Row, as_markdown
+    from tilewise.tools.gpu_audit import Row, as_markdown
 
     return as_markdown(Row(**row) for row in result["rows"]).splitlines()
 

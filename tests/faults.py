@@ -19,7 +19,7 @@ import pytest
 from guarded import Mismatch
 from harness import in_process
 
-from tilewise.kernels.cpu import launch
+from tilewise.kernels.cpu.emit import launch
 
 LANES = os.cpu_count() or 1
 SIGNALS = ("SIGSEGV", "SIGBUS", "SIGILL")  # of unmapped pages, and of tiles not configured

@@ -15,7 +15,7 @@ from guarded import PAGE, Mismatch, Region
 
 import tilewise
 from tilewise.core.borders import BORDERS, CONSTANT, SYNONYMS, meaning, sources
-from tilewise.frontend import image_arrays as frontend
+from tilewise.image import arrays
 from tilewise.runtime import filters
 
 TYPES = ("uint8", "uint16", "int16", "int32", "float32", "float64")
@@ -153,9 +153,9 @@ def untouched(out: Any) -> bool:
 
 def definition(case: Case, image: Any = None, kernel: Any = None) -> Any:
     """The result before rounding, in float64, tap by tap."""
-    x = frontend.as_batch((case.image if image is None else image).astype(np.float64))
+    x = arrays.as_batch((case.image if image is None else image).astype(np.float64))
     kernel = case.kernel if kernel is None else kernel
-    kernel, (row, column) = frontend.oriented(kernel, case.anchor, case.flip)
+    kernel, (row, column) = arrays.oriented(kernel, case.anchor, case.flip)
     r, s = kernel.shape
     _, h, w, _ = x.shape
     border, constant = meaning(case.border, case.value)

@@ -26,7 +26,7 @@ from tilewise.algorithms.reference import data_gradient
 from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule, Target
 from tilewise.core.activations import ACTIVATIONS, parsed
 from tilewise.kernels.activations import applied
-from tilewise.kernels.cpu import launch, threads
+from tilewise.kernels.cpu.emit import launch, threads
 from tilewise.planner.planner import inner_problem
 from tilewise.runtime import masks
 from tilewise.runtime.executable import mirror

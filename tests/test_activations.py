@@ -16,9 +16,9 @@ import tilewise
 from tilewise.core import Epilogue, InvalidProblem, Problem, Target
 from tilewise.core.activations import ACTIVATIONS, parsed
 from tilewise.core.isa import available
-from tilewise.frontend.activations import of_call, of_module
 from tilewise.kernels.activations import applied
-from tilewise.kernels.cpu.epilogue import EMITTERS
+from tilewise.kernels.cpu.between.epilogue import EMITTERS
+from tilewise.model.activations import of_call, of_module
 from tilewise.planner.planner import inner_problem
 
 # channels that fill no whole vector; every algorithm accepts one of them

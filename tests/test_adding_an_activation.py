@@ -10,7 +10,7 @@ import pytest
 from copied import ROOT, Copy, block, page
 
 PAGE = page("adding-an-activation.md")
-FILES = ("src/tilewise/core/activations.py", "src/tilewise/kernels/cpu/epilogue.py",
+FILES = ("src/tilewise/core/activations.py", "src/tilewise/kernels/cpu/between/epilogue.py",
          "src/tilewise/kernels/gpu/epilogue.py")
 DIFFS = {name: block(PAGE, "diff", f"In `{name}`") for name in FILES}
 
@@ -34,9 +34,9 @@ print(json.dumps({"file": tilewise.__file__, "rows": rows, "difference": differe
 """
 # what is done to the row or the code, and what must notice
 FAULTS = {
-    "is wrong": ("kernels/cpu/epilogue.py", "f.vector(1.0, x.lanes) + x.absolute()",
+    "is wrong": ("kernels/cpu/between/epilogue.py", "f.vector(1.0, x.lanes) + x.absolute()",
                  "f.vector(1.001, x.lanes) + x.absolute()"),
-    "has no emitter": ("kernels/cpu/epilogue.py", '"softsign":', '"softsgn":'),
+    "has no emitter": ("kernels/cpu/between/epilogue.py", '"softsign":', '"softsgn":'),
 }
 
 

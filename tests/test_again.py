@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tilewise.conv.again import CALLS
+from tilewise.conv.ops import ENGINE, conv2d
 from tilewise.core.errors import InvalidProblem
-from tilewise.frontend.again import CALLS
-from tilewise.frontend.nn import Block
-from tilewise.frontend.ops import ENGINE, conv2d
-from tilewise.frontend.sharing import noted
+from tilewise.model.nn import Block
 from tilewise.runtime import forms, weights
 from tilewise.runtime.weights import MADE
+from tilewise.tools.sharing import noted
 
 
 @pytest.fixture(autouse=True)

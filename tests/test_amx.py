@@ -22,12 +22,12 @@ import tilewise
 from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Problem, Schedule, Target
 from tilewise.core.isa import available
-from tilewise.frontend.sharing import noted
-from tilewise.kernels.cpu.parts import split_tensor
+from tilewise.kernels.cpu.emit.parts import split_tensor
 from tilewise.planner import Planner
 from tilewise.planner.planner import inner_problem
 from tilewise.runtime.engine import BITS, PRECISIONS, random_operands
 from tilewise.runtime.executable import Executable
+from tilewise.tools.sharing import noted
 
 HERE = "amx" in [row.name for row in available()]
 needs_amx = pytest.mark.skipif(not HERE, reason="this machine has no matrix unit")

@@ -13,22 +13,15 @@ from test_amx import needs_amx
 from test_mutations import PADDED, POOLED, Mutation, check, next_bias, whole_vectors
 
 from tilewise.kernels import matrix
-from tilewise.kernels.cpu import (
-    amx,
-    direct_amx,
-    direct_prepare_amx,
-    epilogue,
-    geometry,
-    outer,
-    outer_amx,
-    parts,
-    tiling,
-    winograd_amx,
-    winograd_prepare_amx,
-    winograd_weight,
-)
-from tilewise.kernels.cpu.emit import Function
-from tilewise.kernels.cpu.microkernel import LINE
+from tilewise.kernels.cpu.between import epilogue
+from tilewise.kernels.cpu.conv import geometry, outer, winograd_weight
+from tilewise.kernels.cpu.emit import Function, amx, parts, tiling
+from tilewise.kernels.cpu.emit.microkernel import LINE
+from tilewise.kernels.cpu.matrix import direct as direct_amx
+from tilewise.kernels.cpu.matrix import outer as outer_amx
+from tilewise.kernels.cpu.matrix import winograd as winograd_amx
+from tilewise.kernels.cpu.prepare import direct_amx as direct_prepare_amx
+from tilewise.kernels.cpu.prepare import winograd_amx as winograd_prepare_amx
 
 __all__ = ["check"]  # called by faults
 WIDE = "n1c37h33w33k21r3s3p1_f32_forward"  # tiles for several multiplies

@@ -11,9 +11,11 @@ from harness import in_process
 from test_amx import needs_amx
 
 from tilewise.core import Problem, Schedule, Target
-from tilewise.kernels.cpu import direct_amx, direct_prepare_amx, winograd_prepare_amx
-from tilewise.kernels.cpu.launch import launcher
-from tilewise.kernels.cpu.winograd_amx import Geometry
+from tilewise.kernels.cpu.emit.launch import launcher
+from tilewise.kernels.cpu.matrix import direct as direct_amx
+from tilewise.kernels.cpu.matrix.winograd import Geometry
+from tilewise.kernels.cpu.prepare import direct_amx as direct_prepare_amx
+from tilewise.kernels.cpu.prepare import winograd_amx as winograd_prepare_amx
 
 # channels, filters and taps: odd numbers, more than one step, less than a vector
 SHAPES = ((33, 70, 3, 3), (64, 48, 3, 3), (1, 5, 3, 3), (70, 40, 2, 3), (40, 16, 1, 4))

@@ -15,8 +15,8 @@ from test_amx import needs_amx, planned, precision, products_of
 
 import tilewise
 from tilewise.core import Epilogue, Problem, Target
-from tilewise.frontend.sharing import noted
 from tilewise.runtime.engine import PRECISIONS
+from tilewise.tools.sharing import noted
 
 PRODUCTS = (1, 3, 6)
 LEAST = 300  # problems for each number of products, empty ones not counted

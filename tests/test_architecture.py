@@ -24,25 +24,38 @@ class Rule(NamedTuple):
 # Names are relative to tilewise, "tilewise" being its __init__; the longest match is the rule.
 # Of other packages only those in GUARDED are watched.
 GUARDED = ("torch", "llvmlite", "triton")
-BELOW_FRONTEND = ("core", "kernels", "algorithms", "planner", "runtime")
+ENGINE_ROOM = ("core", "kernels", "algorithms", "planner", "runtime")
+PUBLIC = ("conv", "model", "image", "tools")
+CPU = "kernels.cpu."
 RULES = {
     "core": Rule(),
     "planner": Rule(("core",)),
     "kernels": Rule(("core", "torch")),
     "kernels.winograd_math": Rule(("core",)),
     "kernels.matrix": Rule(("core",)),
-    "kernels.cpu": Rule(("core", "kernels.winograd_math", "kernels.matrix", "torch", "llvmlite")),
+    "kernels.cpu": Rule(("core", "kernels.matrix", CPU + "emit", "torch")),
+    "kernels.cpu.emit": Rule(("core", "kernels.matrix", "torch", "llvmlite")),
+    "kernels.cpu.between": Rule(("core", CPU + "emit")),
+    "kernels.cpu.image": Rule(("core", CPU + "emit")),
+    "kernels.cpu.conv": Rule(("core", "kernels.winograd_math", CPU + "emit", CPU + "between",
+                              "torch")),
+    "kernels.cpu.matrix": Rule(("core", "kernels.matrix", CPU + "emit", CPU + "between",
+                                CPU + "conv", "torch")),
+    "kernels.cpu.prepare": Rule(("core", "kernels.matrix", CPU + "emit", CPU + "conv",
+                                 CPU + "matrix", CPU + "memory", "torch")),
     "kernels.gpu": Rule(("core", "kernels.winograd_math", "torch", "triton")),
     "algorithms": Rule(("core", "kernels.winograd_math", "kernels.matrix"),
                        in_functions=("kernels", "torch")),
     "runtime": Rule(("core", "kernels", "planner", "torch")),
-    "frontend": Rule((*BELOW_FRONTEND, "torch")),
-    "tilewise": Rule((*BELOW_FRONTEND, "frontend")),
+    "conv": Rule((*ENGINE_ROOM, "torch")),
+    "image": Rule((*ENGINE_ROOM, "conv", "torch")),
+    "model": Rule((*ENGINE_ROOM, "conv", "torch")),
+    "tools": Rule((*ENGINE_ROOM, "conv", "torch")),
+    "tilewise": Rule((*ENGINE_ROOM, *PUBLIC)),
     "models": Rule(("torch",)),
-    "training": Rule(("core", "frontend", "models", "torch")),
-    "bench": Rule((*BELOW_FRONTEND, "frontend", "tilewise", "models", "torch")),
-    "cli": Rule((*BELOW_FRONTEND, "frontend", "tilewise", "models", "training", "bench",
-                 "torch")),
+    "training": Rule(("core", "model", "tools", "models", "torch")),
+    "bench": Rule((*ENGINE_ROOM, *PUBLIC, "tilewise", "models", "torch")),
+    "cli": Rule((*ENGINE_ROOM, *PUBLIC, "tilewise", "models", "training", "bench", "torch")),
     "__main__": Rule(("cli",)),
 }
 
@@ -131,7 +144,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 def test_the_walk_reaches_every_layer():
     seen = {module_name(path).split(".")[0] for path in FILES}
-    assert {*BELOW_FRONTEND, "frontend", "tilewise"} <= seen
+    assert {*ENGINE_ROOM, *PUBLIC, "tilewise"} <= seen
 
 
 def test_imports_run_in_one_direction():
@@ -171,7 +184,7 @@ def test_a_precision_is_an_algorithm_not_a_tunable():
         ("core.problem", "import torch"),
         ("core.target", "def f():\n    import llvmlite.binding as llvm"),
         ("core.plan", "from tilewise.planner import wisdom"),
-        ("core.plan", "from ..kernels.cpu import isa"),
+        ("core.plan", "from ..kernels.cpu import memory"),
         ("core.plan", "import tilewise"),
         ("core.plan", "from tilewise import conv2d"),
         ("core.plan", "import importlib\nimportlib.import_module('torch.nn')"),
@@ -180,11 +193,21 @@ def test_a_precision_is_an_algorithm_not_a_tunable():
         ("planner.planner", "from tilewise.algorithms import ALGORITHMS"),
         ("planner.planner", "def f():\n    from .. import algorithms"),
         ("kernels.winograd_math", "import torch"),
-        ("kernels.cpu.jit", "from tilewise.algorithms import cpu_direct"),
-        ("kernels.cpu.jit", "import triton"),
-        ("kernels.cpu.jit", "from ..gpu import schedules"),
+        ("kernels.cpu.emit.jit", "from tilewise.algorithms import cpu_direct"),
+        ("kernels.cpu.emit.jit", "import triton"),
+        ("kernels.cpu.emit.jit", "from ...gpu import schedules"),
+        ("kernels.cpu.emit.jit", "from ..conv import direct"),
+        ("kernels.cpu.between.turn", "from ..conv import geometry"),
+        ("kernels.cpu.between.turn", "from llvmlite import ir"),
+        ("kernels.cpu.conv.direct", "from ..matrix import direct"),
+        ("kernels.cpu.conv.direct", "from ..prepare import winograd"),
+        ("kernels.cpu.conv.direct", "from .. import memory"),
+        ("kernels.cpu.conv.direct", "from llvmlite import ir"),
+        ("kernels.cpu.matrix.direct", "from ..prepare import direct_amx"),
+        ("kernels.cpu.image.direct", "from ..conv import geometry"),
+        ("kernels.cpu.memory", "from .conv import direct"),
         ("kernels.gpu.conv", "from llvmlite import ir"),
-        ("algorithms.cpu_direct", "from tilewise.kernels.cpu import microkernel"),
+        ("algorithms.cpu_direct", "from tilewise.kernels.cpu.emit import microkernel"),
         ("algorithms.cpu_direct", "from ..kernels import cpu"),
         ("algorithms.vendor", "import torch"),
         ("algorithms.vendor", "class A:\n    import torch"),
@@ -193,15 +216,20 @@ def test_a_precision_is_an_algorithm_not_a_tunable():
         ("algorithms.vendor", "def f():\n    from tilewise.planner import planner"),
         ("algorithms.cpu_direct", "def f():\n    import llvmlite"),
         ("runtime.cache", "from tilewise.algorithms import ALGORITHMS"),
-        ("runtime.cache", "def f():\n    from ..frontend import ops"),
-        ("frontend.ops", "from llvmlite import ir"),
-        ("frontend.ops", "from tilewise.bench import suites"),
-        ("frontend.ops", "from .. import cli"),
-        ("models.vgg", "from tilewise.frontend import nn"),
+        ("runtime.cache", "def f():\n    from ..conv import ops"),
+        ("conv.ops", "from llvmlite import ir"),
+        ("conv.ops", "from tilewise.bench import suites"),
+        ("conv.ops", "from .. import cli"),
+        ("conv.ops", "from ..model import nn"),
+        ("conv.ops", "from ..image import arrays"),
+        ("model.optimize", "from ..image import filter2d"),
+        ("model.optimize", "from ..tools import wisdom"),
+        ("image.tensors", "from ..model import nn"),
+        ("models.vgg", "from tilewise.model import nn"),
         ("training.loop", "from ..runtime import engine"),
         ("training.loop", "from ..planner.wisdom import Wisdom"),
         ("training.loop", "def f():\n    from tilewise import cli"),
-        ("frontend.optimize", "from ..training import loop"),
+        ("model.optimize", "from ..training import loop"),
         ("bench.report", "from tilewise.cli import main"),
         ("cli", "import triton"),
         ("leftovers.misc", ""),
@@ -216,16 +244,20 @@ def test_a_wrong_import_is_caught(module, source):
     [
         ("core.plan", "from .problem import Problem\nimport json, numpy"),
         ("planner.planner", "from tilewise.core.plan import Plan\nfrom . import search"),
-        ("kernels.cpu.jit", "import llvmlite.binding\nfrom .isa import row\nimport torch"),
-        ("kernels.cpu.transforms", "from ..winograd_math import cook_toom"),
+        ("kernels.cpu.emit.jit", "import llvmlite.binding\nfrom .values import I8\nimport torch"),
+        ("kernels.cpu.conv.transforms", "from ...winograd_math import cook_toom"),
+        ("kernels.cpu.conv.direct", "from ..emit import jit\nfrom ..between import masks"),
+        ("kernels.cpu.matrix.direct", "from ..conv import direct\nfrom ...matrix import SIDE"),
+        ("kernels.cpu.prepare.winograd", "from .. import memory\nfrom ..matrix import parts"),
         ("kernels.gpu.conv", "import triton.language as tl"),
         ("algorithms.cpu_winograd", "from tilewise.kernels import winograd_math"),
-        ("algorithms.cpu_winograd", "def build():\n    from ..kernels.cpu import jit"),
+        ("algorithms.cpu_winograd", "def build():\n    from ..kernels.cpu.emit import jit"),
         ("algorithms.vendor", "class A:\n    def build(self):\n        import torch"),
         ("algorithms.vendor", "if TYPE_CHECKING:\n    import torch"),
         ("runtime.executable", "import torch\nfrom tilewise.planner import wisdom"),
-        ("frontend.ops", "from ..algorithms import ALGORITHMS\nfrom ..runtime import cache"),
-        ("training.loop", "import torch\nfrom ..frontend import sharing\nfrom ..core import files"),
+        ("conv.ops", "from ..algorithms import ALGORITHMS\nfrom ..runtime import cache"),
+        ("model.nn", "from ..conv import ops\nfrom ..runtime import cache"),
+        ("training.loop", "import torch\nfrom ..tools import sharing\nfrom ..core import files"),
         ("training.engines", "from ..models import MODELS"),
         ("cli", "import tilewise\nfrom tilewise import bench, conv2d"),
     ],
@@ -238,26 +270,27 @@ def test_relative_imports_count_from_the_package():
     assert wrong_imports("from .planner import Planner", "planner", is_package=True) == []
     assert wrong_imports("from .planner import Planner", "core", is_package=True) == []
     assert len(wrong_imports("from ..planner import Planner", "core", is_package=True)) == 1
-    assert wrong_imports("from .frontend.ops import conv2d", "tilewise", is_package=True) == []
+    assert wrong_imports("from .conv.ops import conv2d", "tilewise", is_package=True) == []
     assert len(wrong_imports("from . import cli", "tilewise", is_package=True)) == 1
 
 
 def test_a_message_says_where_and_what():
-    source = "import json\nfrom tilewise.kernels.cpu import jit"
+    source = "import json\nfrom tilewise.kernels.cpu.emit import jit"
     assert wrong_imports(source, "algorithms.cpu_direct") == [
-        "algorithms.cpu_direct:2: algorithms may not import kernels.cpu.jit outside a function"
+        "algorithms.cpu_direct:2: algorithms may not import kernels.cpu.emit.jit outside a "
+        "function"
     ]
 
 
-# the substrate of generated code; all other kernels are written in its terms
-SUBSTRATE = {"amx", "elements", "emit", "jit", "parts", "pointers", "threads", "values"}
+# code that is written in LLVM's terms
 BUILDER = re.compile(r"^(import|from) llvmlite|\.ll\.|\.ir\b", re.MULTILINE)
 
 
 def test_llvm_is_seen_by_the_substrate_alone() -> None:
     kernels = PACKAGE / "kernels" / "cpu"
-    seen = {path.stem for path in kernels.rglob("*.py") if BUILDER.search(path.read_text())}
-    assert seen == SUBSTRATE
+    seen = {path.relative_to(kernels).parts[0] for path in kernels.rglob("*.py")
+            if BUILDER.search(path.read_text())}
+    assert seen == {"emit"}
 
 
 def test_there_is_one_engine_for_problems() -> None:

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.core import InvalidProblem, Problem
-from tilewise.frontend import dynamo
-from tilewise.frontend.sharing import noted
+from tilewise.model import dynamo
+from tilewise.tools.sharing import noted
 
 ADMITTED = 2e-5  # the error that plans may have by default
 CLOSE = 1e-3  # decisions of ReLU and pooling nearer than this are not compared

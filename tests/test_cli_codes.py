@@ -117,7 +117,7 @@ def test_what_is_not_installed(arguments: list[str], package: str, told: str,
         return None if name == package else find(name, *rest)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    from tilewise.frontend import gpu_audit
+    from tilewise.tools import gpu_audit
 
     monkeypatch.setattr(gpu_audit, "find_spec", without, raising=False)
     assert main(arguments) == MISSING

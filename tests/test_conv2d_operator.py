@@ -14,7 +14,7 @@ from convolutions import LAST, PLANES, assert_close, draw, leaf, theirs
 from torch import Tensor
 
 import tilewise
-from tilewise.frontend import calls, ops
+from tilewise.conv import calls, ops
 
 CONV = torch.ops.tilewise.conv2d.default
 

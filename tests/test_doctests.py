@@ -11,25 +11,29 @@ import pytest
 import torch
 
 import tilewise.bench
+import tilewise.conv
 import tilewise.core
-import tilewise.frontend
+import tilewise.image
+import tilewise.model
+import tilewise.tools
 import tilewise.training
-from tilewise.frontend.ops import ENGINE
-from tilewise.frontend.settings import set_cache_limit, set_memory_limit
-from tilewise.kernels.cpu.launch import KERNELS
+from tilewise.conv.ops import ENGINE
+from tilewise.kernels.cpu.emit.launch import KERNELS
 from tilewise.kernels.cpu.memory import POOL
 from tilewise.runtime.weights import MADE
+from tilewise.tools.settings import set_cache_limit, set_memory_limit
 
 MODULES = sorted(f"{package.__name__}.{module.name}"
-                 for package in (tilewise.bench, tilewise.core, tilewise.frontend,
+                 for package in (tilewise.bench, tilewise.conv, tilewise.core, tilewise.image,
+                                 tilewise.model, tilewise.tools,
                                  tilewise.training)
                  for module in pkgutil.iter_modules(package.__path__)) + [
                      "tilewise.cli", "tilewise.models"]
 # what users call first, and so what must show how
 SHOWN = ("tilewise.core.problem", "tilewise.core.schedule", "tilewise.core.target",
-         "tilewise.frontend.explain", "tilewise.frontend.image", "tilewise.frontend.ops",
-         "tilewise.frontend.optimize", "tilewise.frontend.settings", "tilewise.frontend.stream",
-         "tilewise.frontend.wisdom", "tilewise.models", "tilewise.training.settings")
+         "tilewise.model.explain", "tilewise.image.filter2d", "tilewise.conv.ops",
+         "tilewise.model.optimize", "tilewise.tools.settings", "tilewise.model.stream",
+         "tilewise.tools.wisdom", "tilewise.models", "tilewise.training.settings")
 
 
 @pytest.mark.parametrize("name", MODULES)

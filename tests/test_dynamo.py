@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tilewise  # noqa: F401  the backend is found by its entry point or by this import
-from tilewise.frontend import dynamo, layout
+from tilewise.model import dynamo, layout
 from tilewise.models import lenet_a, resnet18
 from tilewise.runtime.weights import MADE
 

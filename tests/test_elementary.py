@@ -11,9 +11,9 @@ from scipy import special
 
 from tilewise.core.isa import ISA, Isa
 from tilewise.core.target import Target
-from tilewise.kernels.cpu import elementary, jit
-from tilewise.kernels.cpu.emit import Module
-from tilewise.kernels.cpu.threads import BATCH, Frame, X, Y
+from tilewise.kernels.cpu.between import elementary
+from tilewise.kernels.cpu.emit import Module, jit
+from tilewise.kernels.cpu.emit.threads import BATCH, Frame, X, Y
 
 HOST = Target.host(threads=1)
 ROWS = [name for name, row in ISA.items() if 1 < row.lanes <= HOST.lanes

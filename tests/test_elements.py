@@ -10,9 +10,8 @@ import torch
 
 from tilewise.core.isa import ISA, Isa
 from tilewise.core.target import Target
-from tilewise.kernels.cpu import jit
-from tilewise.kernels.cpu.emit import ELEMENTS, F32, F64, Module
-from tilewise.kernels.cpu.threads import BATCH, Frame, X, Y
+from tilewise.kernels.cpu.emit import ELEMENTS, F32, F64, Module, jit
+from tilewise.kernels.cpu.emit.threads import BATCH, Frame, X, Y
 
 HOST = Target.host(threads=1)
 ROWS = [name for name, row in ISA.items() if row.lanes <= HOST.lanes

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tilewise
+from tilewise.conv.ops import ENGINE
 from tilewise.core import InvalidProblem, Problem, Target, TilewiseError
-from tilewise.frontend.ops import ENGINE
 
 AVX512 = Target("cpu", "avx512", 2)
 LAYER = "n8c64h56w56k64r3s3p1_f32_forward+bias+relu"

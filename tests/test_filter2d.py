@@ -34,7 +34,7 @@ from tilewise.core import InvalidProblem, NoAlgorithm, Target
 from tilewise.core.filter import Filter
 from tilewise.core.isa import available
 from tilewise.core.lowrank import factors, rank_of
-from tilewise.frontend.image_arrays import ENGINE
+from tilewise.image.arrays import ENGINE
 from tilewise.runtime.filters import View
 
 CASES = 500  # of a process

@@ -16,9 +16,11 @@ from test_mutations import whole_vectors
 
 from tilewise.core import lowrank
 from tilewise.core.borders import sources
-from tilewise.frontend.image_arrays import ENGINE
-from tilewise.kernels.cpu import elements, filter_common, filter_separable
-from tilewise.kernels.cpu.elements import ELEMENTS
+from tilewise.image.arrays import ENGINE
+from tilewise.kernels.cpu.emit import elements
+from tilewise.kernels.cpu.emit.elements import ELEMENTS
+from tilewise.kernels.cpu.image import common as filter_common
+from tilewise.kernels.cpu.image import separable as filter_separable
 from tilewise.runtime import filters
 
 

@@ -97,7 +97,7 @@ def test_in_a_compiled_model():
 
 def test_other_devices_go_through_torch():
     """The code for them, on the CPU: no other device is at hand."""
-    from tilewise.frontend.image_torch import _by_torch
+    from tilewise.image.tensors import _by_torch
 
     image, kernel = torch.randn(2, 11, 12, 3), torch.randn(4, 3)
     for border in BORDERS:

@@ -12,7 +12,7 @@ from torch import nn
 
 import tilewise
 from tilewise import models
-from tilewise.kernels.cpu.fingerprint import LINE, moving, resting
+from tilewise.kernels.cpu.prepare.fingerprint import LINE, moving, resting
 from tilewise.runtime import weights
 from tilewise.runtime.executable import Executable
 
@@ -153,7 +153,7 @@ def test_linear_layers_made_in_inference_mode_are_prepared_once(prepared):
     try:
         with torch.inference_mode():
             layer, x = nn.Linear(2048, 1024), torch.randn(2, 2048)
-            ours = tilewise.frontend.linear.Linear(layer)
+            ours = tilewise.conv.linear.Linear(layer)
             for factor in (1, 2):
                 layer.weight.mul_(factor)
                 for _ in range(3):

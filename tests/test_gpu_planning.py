@@ -18,9 +18,9 @@ from tilewise import Problem, Target, TilewiseError
 from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.gpu_table import KINDS, TABLE, products_between, rows
 from tilewise.algorithms.gpu_winograd import MOST_SCRATCH, GpuWinograd
+from tilewise.conv import devices
+from tilewise.conv.ops import ENGINE
 from tilewise.core.gpu import GPUS
-from tilewise.frontend import devices
-from tilewise.frontend.ops import ENGINE
 from tilewise.models import vgg16
 from tilewise.planner.planner import inner_problem
 

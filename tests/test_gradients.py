@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from tilewise.algorithms.reference import solve
 from tilewise.core import ISA, Epilogue, Problem, Schedule, Target
-from tilewise.kernels.cpu import winograd_prepare
-from tilewise.kernels.cpu.launch import launcher
-from tilewise.kernels.cpu.masks import make_pack, make_unpack, unpack_scratch
-from tilewise.kernels.cpu.winograd_geometry import Geometry
+from tilewise.kernels.cpu.between.masks import make_pack, make_unpack, unpack_scratch
+from tilewise.kernels.cpu.conv.winograd_geometry import Geometry
+from tilewise.kernels.cpu.emit.launch import launcher
+from tilewise.kernels.cpu.prepare import winograd as winograd_prepare
 from tilewise.planner.planner import inner_problem
 from tilewise.runtime import masks
 from tilewise.runtime.executable import mirror

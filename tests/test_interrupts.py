@@ -20,12 +20,13 @@ from test_runtime import in_process
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.conv.ops import ENGINE
 from tilewise.core.apart import apart
 from tilewise.core.files import cache_directory
 from tilewise.core.lru import Lru
-from tilewise.frontend.ops import ENGINE
-from tilewise.kernels.cpu import memory, threads
-from tilewise.kernels.cpu.launch import KERNELS
+from tilewise.kernels.cpu import memory
+from tilewise.kernels.cpu.emit import threads
+from tilewise.kernels.cpu.emit.launch import KERNELS
 from tilewise.kernels.cpu.memory import POOL, Pool
 
 

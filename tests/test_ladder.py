@@ -14,8 +14,8 @@ from tilewise.bench.ladder import _barred, _sentence, ladder
 from tilewise.bench.run import WrongResult
 from tilewise.bench.rungs import STEPS, unroll
 from tilewise.cli import NO, OK, USAGE, main
+from tilewise.conv.ops import ENGINE
 from tilewise.core import Problem, Target
-from tilewise.frontend.ops import ENGINE
 from tilewise.planner.measure import Timing
 
 TINY = "n1c8h8w8k16r3s3p1_f32_forward+bias+relu"

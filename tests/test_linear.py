@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.conv.linear import Linear, is_worth, linear
+from tilewise.conv.ops import ENGINE
 from tilewise.core import Problem, Target
-from tilewise.frontend.captured import all_captured
-from tilewise.frontend.linear import Linear, is_worth, linear
-from tilewise.frontend.ops import ENGINE
-from tilewise.frontend.tuning import observe, tune
+from tilewise.model.captured import all_captured
+from tilewise.model.tuning import observe, tune
 from tilewise.runtime.engine import PRECISIONS
 
 C = K = 1024  # the smallest weight that is worth it

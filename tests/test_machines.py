@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import llvmlite.binding as llvm
 from generated_code import kernels
-from tilewise.kernels.cpu import turn
+from tilewise.kernels.cpu.between import turn
 from tilewise.core import Problem, Schedule
 from tilewise.core.isa import ISA
 

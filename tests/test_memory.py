@@ -19,12 +19,12 @@ from test_runtime import in_process
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.conv.ops import ENGINE
 from tilewise.core.lru import Lru
-from tilewise.frontend.ops import ENGINE
 from tilewise.kernels.cpu import memory
-from tilewise.kernels.cpu.launch import KERNELS
+from tilewise.kernels.cpu.emit.launch import KERNELS
+from tilewise.kernels.cpu.emit.threads import Frame
 from tilewise.kernels.cpu.memory import POOL, Pool
-from tilewise.kernels.cpu.threads import Frame
 from tilewise.runtime.weights import MADE
 
 MB = 1 << 20
@@ -354,7 +354,8 @@ def many_kernels() -> float:
     """MB that a process grows by while hundreds of kernels are loaded and freed."""
     from tilewise.core.isa import ISA
     from tilewise.core.target import Target
-    from tilewise.kernels.cpu import fingerprint, jit
+    from tilewise.kernels.cpu.emit import jit
+    from tilewise.kernels.cpu.prepare import fingerprint
 
     row, kept = ISA[Target.host().isa], []
 

@@ -13,9 +13,9 @@ import torch
 
 from tilewise.core import ISA, Isa
 from tilewise.core.isa import available
-from tilewise.kernels.cpu import jit, peak
-from tilewise.kernels.cpu.emit import Module
-from tilewise.kernels.cpu.microkernel import Walk, multiply
+from tilewise.kernels.cpu import peak
+from tilewise.kernels.cpu.emit import Module, jit
+from tilewise.kernels.cpu.emit.microkernel import Walk, multiply
 
 UNROLL = 4
 TILES = [("avx512", 14, 2), ("avx512", 28, 1), ("avx512", 6, 4), ("avx2", 6, 2), ("avx2", 4, 3)]

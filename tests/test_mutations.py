@@ -15,31 +15,28 @@ from guarded import UNTOUCHED, Mismatch, launch_guarded
 from test_gradients import check_fused_mask, check_pack, check_prepared
 
 from tilewise.core import Algorithm, Problem, Schedule, Target
-from tilewise.kernels.cpu import (
+from tilewise.kernels.cpu.between import masks, pooling
+from tilewise.kernels.cpu.between.epilogue import activate, finish
+from tilewise.kernels.cpu.conv import (
     depthwise,
     depthwise_weight,
     direct,
     direct_weight,
-    emit,
     geometry,
-    masks,
     outer,
     pixels,
-    pooling,
-    threads,
-    tiling,
     winograd,
     winograd_geometry,
-    winograd_prepare,
     winograd_weight,
 )
-from tilewise.kernels.cpu.emit import Index, Pointer
-from tilewise.kernels.cpu.epilogue import activate, finish
-from tilewise.kernels.cpu.microkernel import Walk
-from tilewise.kernels.cpu.threads import Y
-from tilewise.kernels.cpu.tiling import emit_copy
-from tilewise.kernels.cpu.transforms import transform
-from tilewise.kernels.cpu.windows import Windows
+from tilewise.kernels.cpu.conv.transforms import transform
+from tilewise.kernels.cpu.conv.windows import Windows
+from tilewise.kernels.cpu.emit import Index, Pointer, threads, tiling
+from tilewise.kernels.cpu.emit import function as emit
+from tilewise.kernels.cpu.emit.microkernel import Walk
+from tilewise.kernels.cpu.emit.threads import Y
+from tilewise.kernels.cpu.emit.tiling import emit_copy
+from tilewise.kernels.cpu.prepare import winograd as winograd_prepare
 from tilewise.planner.planner import inner_problem
 from tilewise.runtime.executable import mirror
 

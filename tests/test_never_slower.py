@@ -99,5 +99,5 @@ def test_models_of_others(name, effort, monkeypatch):
     fast = tilewise.optimize(model, x)  # whatever could not be traced, it is right
     expected = copy.deepcopy(model).double()(x.double()).logits
     assert benchmark.rms_error(fast(x).logits, expected) < 1e-4
-    monkeypatch.setattr("tilewise.frontend.variants.has_compiler", lambda: False)  # minutes
+    monkeypatch.setattr("tilewise.model.variants.has_compiler", lambda: False)  # minutes
     assert ratio(model, x, effort) >= (PARTS_ROOM if name == "mobilenet_v2" else ROOM)

@@ -17,13 +17,12 @@ from test_runtime import in_process
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.conv.ops import ENGINE
 from tilewise.core.files import cache_directory
 from tilewise.core.isa import ISA
 from tilewise.core.target import Target
-from tilewise.frontend.ops import ENGINE
-from tilewise.kernels.cpu import jit
-from tilewise.kernels.cpu.emit import Module
-from tilewise.kernels.cpu.launch import KERNELS
+from tilewise.kernels.cpu.emit import Module, jit
+from tilewise.kernels.cpu.emit.launch import KERNELS
 
 ALGORITHM = "cpu_direct"
 

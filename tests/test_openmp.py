@@ -17,7 +17,7 @@ import os
 import torch
 {after}
 import tilewise
-from tilewise.kernels.cpu.threads import uses_openmp
+from tilewise.kernels.cpu.emit.threads import uses_openmp
 
 torch.set_num_threads(2)
 x, weight = torch.randn(1, 8, 28, 28), torch.randn(8, 8, 3, 3)

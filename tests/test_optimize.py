@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten
 
 import tilewise
-from tilewise.frontend import dynamo, variants
-from tilewise.frontend.capture import Capture
-from tilewise.frontend.captured import all_captured, blocks
-from tilewise.frontend.tuning import observe
+from tilewise.model import dynamo, variants
+from tilewise.model.capture import Capture
+from tilewise.model.captured import all_captured, blocks
+from tilewise.model.tuning import observe
 from tilewise.models import MODELS, lenet_a, lenet_b, resnet18, resnet50, vgg11, vgg11_bn
 from tilewise.planner.measure import Timing
 from tilewise.runtime.weights import MADE
@@ -311,7 +311,7 @@ def test_what_races_keeps_the_bound(monkeypatch):
 
 
 def test_wisdom_only_reads_no_clock(monkeypatch):
-    monkeypatch.setattr("tilewise.frontend.optimize.fastest", None)
+    monkeypatch.setattr("tilewise.model.optimize.fastest", None)
     tilewise.optimize(settled(Staged()), torch.randn(2, 3, 12, 12), effort="wisdom_only")
 
 
@@ -424,7 +424,7 @@ def test_measuring_needs_an_example():
 def test_measured_plans_are_used(monkeypatch):
     model = lenet_a().eval()
     # whoever wins the race of whole models here
-    monkeypatch.setattr("tilewise.frontend.optimize.fastest", lambda original, ours, *_: ours)
+    monkeypatch.setattr("tilewise.model.optimize.fastest", lambda original, ours, *_: ours)
     x = image(model)
     tilewise.wisdom.forget()
     fast = tilewise.optimize(model, x, effort="measure")

@@ -13,6 +13,7 @@ from test_runtime import convolve, error, expected, random_problem
 
 import tilewise
 from tilewise.algorithms import ALGORITHMS
+from tilewise.conv.ops import ENGINE
 from tilewise.core import (
     Algorithm,
     InvalidSchedule,
@@ -22,7 +23,6 @@ from tilewise.core import (
     Target,
     TilewiseError,
 )
-from tilewise.frontend.ops import ENGINE
 from tilewise.planner import Planner
 from tilewise.planner.measure import interleaved
 from tilewise.runtime.engine import random_operands

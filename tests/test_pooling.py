@@ -17,9 +17,9 @@ from tilewise.core.isa import ISA
 from tilewise.core.problem import Epilogue, Problem
 from tilewise.core.schedule import Schedule
 from tilewise.core.target import Target
-from tilewise.kernels.cpu import pooling
-from tilewise.kernels.cpu.epilogue import pool
-from tilewise.kernels.cpu.launch import launcher
+from tilewise.kernels.cpu.between import pooling
+from tilewise.kernels.cpu.between.epilogue import pool
+from tilewise.kernels.cpu.emit.launch import launcher
 
 HOST = Target.host(threads=2)
 ROWS = [name for name, row in ISA.items() if row.lanes <= HOST.lanes

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.frontend.linear import Linear, linear
-from tilewise.frontend.ops import ENGINE
+from tilewise.conv.linear import Linear, linear
+from tilewise.conv.ops import ENGINE
 from tilewise.kernels import precision
 
 BOUND = 1e-6

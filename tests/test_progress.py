@@ -22,8 +22,8 @@ from tilewise.bench.ladder import ladder
 from tilewise.bench.run import Options, measure
 from tilewise.bench.subjects import layer
 from tilewise.core import Problem, Target
-from tilewise.frontend.gpu_audit import _told
-from tilewise.frontend.tuning import tune
+from tilewise.model.tuning import tune
+from tilewise.tools.gpu_audit import _told
 
 TINY = "n1c8h8w8k8r3s3p1_f32_forward+bias+relu"
 

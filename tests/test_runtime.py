@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.conv.ops import ENGINE
 from tilewise.core import Problem, Target
-from tilewise.frontend.ops import ENGINE
 from tilewise.kernels.activations import applied
-from tilewise.kernels.cpu import threads
+from tilewise.kernels.cpu.emit import threads
 from tilewise.planner.measure import interleaved
 from tilewise.runtime.engine import random_operands
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import tilewise
-from tilewise.frontend import variants
-from tilewise.frontend.captured import all_captured
-from tilewise.frontend.ops import ENGINE
+from tilewise.conv.ops import ENGINE
+from tilewise.model import variants
+from tilewise.model.captured import all_captured
 
 LOADS = """
 import sys, torch, tilewise
-from tilewise.frontend.tuning import observe
+from tilewise.model.tuning import observe
 model = torch.load(sys.argv[1], weights_only=False)
 print(*(layer.plan.source for layer in observe(model, torch.randn(1, 8, 20, 20))))
 """

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.conv.ops import ENGINE
 from tilewise.core import Schedule, Target
-from tilewise.frontend.ops import ENGINE
 
 LAST = torch.channels_last
 INF, NAN = float("inf"), float("nan")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilewise
-from tilewise.frontend import stream as module
+from tilewise.model import stream as module
 
 MODEL = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
 

@@ -16,10 +16,10 @@ import tilewise
 from tilewise import TilewiseError
 from tilewise.cli import MISSING, OK, USAGE, main
 from tilewise.cli.train import Bar
+from tilewise.conv.ops import ENGINE
 from tilewise.core.files import write_atomically
-from tilewise.frontend.ops import ENGINE
-from tilewise.frontend.sharing import adopt, noted, to_text
 from tilewise.models import MODELS
+from tilewise.tools.sharing import adopt, noted, to_text
 from tilewise.training import Settings, checkpoint, engines, plans, train
 from tilewise.training.images import open_images, order
 from tilewise.training.loop import Run

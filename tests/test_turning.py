@@ -15,8 +15,9 @@ from tilewise.core.isa import ISA
 from tilewise.core.problem import Problem
 from tilewise.core.schedule import Schedule
 from tilewise.core.target import Target
-from tilewise.kernels.cpu import transpose, turn
-from tilewise.kernels.cpu.launch import launcher
+from tilewise.kernels.cpu.between import turn
+from tilewise.kernels.cpu.emit import transpose
+from tilewise.kernels.cpu.emit.launch import launcher
 from tilewise.runtime import turning
 
 HOST = Target.host(threads=2)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import tilewise
+from tilewise.conv.ops import ENGINE
 from tilewise.core.schedule import Schedule, Space
-from tilewise.frontend.ops import ENGINE
 from tilewise.planner import Planner
 from tilewise.planner.wisdom import Entry, Wisdom, key
 

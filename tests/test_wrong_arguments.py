@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tilewise
-from tilewise.frontend.tuning import tune
+from tilewise.model.tuning import tune
 
 X = torch.randn(1, 3, 9, 9)
 MODEL = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()

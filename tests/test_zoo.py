@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from tilewise.frontend.capture import Capture
+from tilewise.model.capture import Capture
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -2,15 +2,16 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from .conv.ops import conv2d
 from .core import Epilogue, Plan, Problem, Schedule, Target, TilewiseError
-from .frontend import nn, wisdom
-from .frontend.explain import explain
-from .frontend.gpu_audit import gpu_audit
-from .frontend.image import filter2d
-from .frontend.ops import conv2d
-from .frontend.optimize import optimize
-from .frontend.settings import algorithms, set_cache_limit, set_memory_limit
-from .frontend.stream import stream
+from .image.filter2d import filter2d
+from .model import nn
+from .model.explain import explain
+from .model.optimize import optimize
+from .model.stream import stream
+from .tools import wisdom
+from .tools.gpu_audit import gpu_audit
+from .tools.settings import algorithms, set_cache_limit, set_memory_limit
 
 try:
     __version__ = version("tilewise")

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 import tilewise
 from tilewise.core.errors import TilewiseError
-from tilewise.frontend import dynamo
-from tilewise.kernels.cpu.threads import one_thread
+from tilewise.kernels.cpu.emit.threads import one_thread
+from tilewise.model import dynamo
 
 from .case import LAYOUT, Case, gradients
 from .record import Raised, Seen, differences, record

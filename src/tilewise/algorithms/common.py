@@ -12,7 +12,7 @@ from ..core.target import Target
 
 
 class CpuAlgorithm(Algorithm):
-    """An algorithm whose kernel is a module of kernels/cpu with a `Geometry` and a `make`."""
+    """An algorithm whose kernel is a module of kernels/cpu/conv with a `Geometry` and a `make`."""
 
     fuses = frozenset({"bias", "residual", *ACTIVATIONS})
     more: tuple[int, ...] = ()  # what its kernel is told besides problem and schedule
@@ -34,7 +34,7 @@ class CpuAlgorithm(Algorithm):
         return memory.keep(self._geometry(p, t, s).pack_weight(weight))
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        from ..kernels.cpu.launch import launcher
+        from ..kernels.cpu.emit.launch import launcher
 
         return launcher(self.kernel().make, self.seen_by_kernel(p), s, t.row, *self.more)
 

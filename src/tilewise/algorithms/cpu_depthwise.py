@@ -24,7 +24,7 @@ class CpuDepthwise(CpuAlgorithm):
     version = 1
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import depthwise
+        from ..kernels.cpu.conv import depthwise
 
         return depthwise
 

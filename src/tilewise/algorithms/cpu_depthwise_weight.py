@@ -24,7 +24,7 @@ class CpuDepthwiseWeight(CpuAlgorithm):
     fuses = frozenset()
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import depthwise_weight
+        from ..kernels.cpu.conv import depthwise_weight
 
         return depthwise_weight
 

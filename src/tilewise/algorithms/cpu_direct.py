@@ -27,7 +27,7 @@ class CpuDirect(CpuAlgorithm):
     fuses = CpuAlgorithm.fuses | {"pool2"}
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import direct
+        from ..kernels.cpu.conv import direct
 
         return direct
 

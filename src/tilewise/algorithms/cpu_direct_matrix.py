@@ -34,9 +34,9 @@ class CpuDirectMatrix(MatrixAlgorithm):
     fuses = CpuAlgorithm.fuses | {"pool2"}
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import direct_amx
+        from ..kernels.cpu.matrix import direct
 
-        return direct_amx
+        return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         reasons = cpu_f32_forward(p, t) + no_unit(t)
@@ -64,7 +64,7 @@ class CpuDirectMatrix(MatrixAlgorithm):
         return _default(p, t.with_(threads=1), self.products)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import direct_prepare_amx
+        from ..kernels.cpu.prepare import direct_amx as direct_prepare_amx
 
         return direct_prepare_amx.prepare(*self.weight_of(p, s), t, weight, self.products)
 

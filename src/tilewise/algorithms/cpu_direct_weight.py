@@ -28,7 +28,7 @@ class CpuDirectWeight(CpuAlgorithm):
     fuses = frozenset()
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import direct_weight
+        from ..kernels.cpu.conv import direct_weight
 
         return direct_weight
 

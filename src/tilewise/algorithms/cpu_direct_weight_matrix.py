@@ -27,9 +27,9 @@ class CpuDirectWeightMatrix(MatrixAlgorithm):
     fuses = frozenset()
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import direct_weight_amx
+        from ..kernels.cpu.matrix import direct_weight
 
-        return direct_weight_amx
+        return direct_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return cpu_f32_weight(p, t) + no_unit(t)

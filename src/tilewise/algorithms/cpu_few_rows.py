@@ -33,7 +33,7 @@ class CpuFewRows(CpuAlgorithm):
             self.name = f"{self.name}_{stored}"
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import few_rows
+        from ..kernels.cpu.conv import few_rows
 
         return few_rows
 
@@ -67,7 +67,7 @@ class CpuFewRows(CpuAlgorithm):
                        weights=TORCH * times * p.weight_bytes * self.stored / 32)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import few_rows_prepare
+        from ..kernels.cpu.prepare import few_rows as few_rows_prepare
 
         if self.stored == 32:
             return weight.contiguous()

@@ -27,7 +27,7 @@ class CpuPixels(CpuAlgorithm):
     layouts = frozenset({"nhwc", "nchw"})
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import pixels
+        from ..kernels.cpu.conv import pixels
 
         return pixels
 

@@ -23,7 +23,7 @@ class CpuPointwise(CpuAlgorithm):
     version = 4
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import direct
+        from ..kernels.cpu.conv import direct
 
         return direct
 

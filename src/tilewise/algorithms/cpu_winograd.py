@@ -35,7 +35,7 @@ class CpuWinograd(CpuAlgorithm):
     spreads = True
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import winograd
+        from ..kernels.cpu.conv import winograd
 
         return winograd
 
@@ -57,7 +57,7 @@ class CpuWinograd(CpuAlgorithm):
         return _default(p, t)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import winograd_prepare
+        from ..kernels.cpu.prepare import winograd as winograd_prepare
 
         return winograd_prepare.prepare(*self.weight_of(p, s), t, weight)
 

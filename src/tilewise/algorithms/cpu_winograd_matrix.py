@@ -49,9 +49,9 @@ class CpuWinogradMatrix(MatrixAlgorithm):
     spreads = True
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import winograd_amx
+        from ..kernels.cpu.matrix import winograd
 
-        return winograd_amx
+        return winograd
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return cpu_f32_forward(p, t) + stride_one(p) + no_unit(t)
@@ -69,7 +69,7 @@ class CpuWinogradMatrix(MatrixAlgorithm):
         return _default(p, t, self.products)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu import winograd_prepare_amx
+        from ..kernels.cpu.prepare import winograd_amx as winograd_prepare_amx
 
         return winograd_prepare_amx.prepare(*self.weight_of(p, s), t, weight, self.products)
 

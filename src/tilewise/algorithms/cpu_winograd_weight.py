@@ -34,7 +34,7 @@ class CpuWinogradWeight(CpuAlgorithm):
     exact_on_integers = False
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import winograd_weight
+        from ..kernels.cpu.conv import winograd_weight
 
         return winograd_weight
 

@@ -28,9 +28,9 @@ class CpuWinogradWeightMatrix(MatrixAlgorithm):
     exact_on_integers = False
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import winograd_weight_amx
+        from ..kernels.cpu.matrix import winograd_weight
 
-        return winograd_weight_amx
+        return winograd_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return cpu_f32_weight(p, t) + stride_one(p) + no_unit(t)

@@ -13,7 +13,7 @@ STRIPS = (256, 512, 1024, 2048, 4096)  # elements of a row that a task takes
 
 
 class CpuFilter(Algorithm):
-    """A filter whose kernel is a module of kernels/cpu with a `Geometry` and a `make`."""
+    """A filter whose kernel is a module of kernels/cpu/image with a `Geometry` and a `make`."""
 
     def kernel(self) -> Any:
         """The module; imported when something is built."""
@@ -42,7 +42,7 @@ class CpuFilter(Algorithm):
         return self.geometry(p, t, s).pack_weight(weight)
 
     def build(self, p: Any, t: Target, s: Schedule) -> Any:
-        from ..kernels.cpu.launch import launcher
+        from ..kernels.cpu.emit.launch import launcher
 
         return launcher(self.kernel().make, self.seen_by_kernel(p), s, t.row)
 

@@ -19,9 +19,9 @@ class FilterDirect(CpuFilter):
     version = 1
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import filter_direct
+        from ..kernels.cpu.image import direct
 
-        return filter_direct
+        return direct
 
     def seen_by_kernel(self, p: Any) -> Any:
         return p.with_(rank=0)

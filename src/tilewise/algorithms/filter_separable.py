@@ -20,9 +20,9 @@ class FilterSeparable(CpuFilter):
     version = 1
 
     def kernel(self) -> Any:
-        from ..kernels.cpu import filter_separable
+        from ..kernels.cpu.image import separable
 
-        return filter_separable
+        return separable
 
     def reject(self, p: Any, t: Target) -> list[str]:
         reasons = super().reject(p, t)

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from ..core.problem import Problem
 from ..core.progress import Tell, silent
-from ..frontend.dynamo import has_compiler
-from ..frontend.optimize import optimize
 from ..kernels.activations import applied
+from ..model.dynamo import has_compiler
+from ..model.optimize import optimize
 from .subjects import Layer, Subject
 
 
@@ -94,7 +94,7 @@ def tilewise_contender(s: Subject, effort: str = "estimate", max_error: float | 
 
 def _one_layer(s: Subject, effort: str, max_error: float | None,
                algorithm: str | None) -> Callable[[], Tensor]:
-    from ..frontend.ops import ENGINE, conv2d, target_of
+    from ..conv.ops import ENGINE, conv2d, target_of
 
     p, model = s.problem, s.model
     assert p is not None

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from ..conv.devices import target_of
+from ..conv.ops import ENGINE
 from ..core.errors import TilewiseError
 from ..core.problem import Problem
 from ..core.progress import Tell, silent
-from ..frontend.devices import target_of
-from ..frontend.ops import ENGINE
 from ..runtime.engine import random_operands
 
 LAYERS = tuple(f"n32c{c}h{h}w{h}k{k}r3s3p1_{dtype}_forward+bias+relu" for dtype in ("f16", "f32")

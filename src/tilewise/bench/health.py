@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ..conv.ops import conv2d
 from ..core.files import cache_directory, is_private
 from ..core.isa import ISA
 from ..core.progress import Tell, silent
-from ..frontend.dynamo import has_compiler
-from ..frontend.ops import conv2d
+from ..model.dynamo import has_compiler
 from ..planner.wisdom import Wisdom, default_path
 from .machine import huge_pages
 from .run import rms_error
@@ -82,7 +82,7 @@ def _denormals() -> Finding:
 
 def _threads(threads: int) -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    from ..kernels.cpu.threads import uses_openmp
+    from ..kernels.cpu.emit.threads import uses_openmp
 
     if not uses_openmp():
         return Finding("missing", "torch's OpenMP library was not found: Python threads are used",

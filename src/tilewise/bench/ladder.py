@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from ..conv.ops import ENGINE
 from ..core.errors import InvalidProblem, NoAlgorithm
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.progress import Tell, counting, silent
 from ..core.target import Target
-from ..frontend.ops import ENGINE
 from ..planner.measure import Timing, interleaved
 from .contenders import torch_contenders, use_huge_pages
 from .run import WrongResult, rms_error

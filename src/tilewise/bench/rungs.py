@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..algorithms.matrix import PRECISIONS
+from ..conv.ops import ENGINE
 from ..core.errors import NoAlgorithm
 from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
-from ..frontend.ops import ENGINE
 from ..planner.planner import inner_problem
 from ..planner.search import shortlist
 from ..runtime.engine import random_operands

@@ -200,7 +200,7 @@ def _plans(what: Subject, max_error: float | None) -> list[dict[str, Any]]:
     """What ran, layer by layer."""
     import tilewise
 
-    from ..frontend.tuning import observe
+    from ..model.tuning import observe
 
     fast = tilewise.optimize(what.model, max_error=max_error)
     return [{"subject": what.name, "layer": x.name,

@@ -33,7 +33,7 @@ def gpu_audit(
     from ..bench.machine import versions
     from ..bench.results import Result
     from ..core.gpu import GPUS
-    from ..frontend.gpu_audit import as_json, as_markdown, as_text
+    from ..tools.gpu_audit import as_json, as_markdown, as_text
 
     with progress("compiling") as tell:
         found = tilewise.gpu_audit(gpu or tuple(GPUS), defaults_only, workers, tell)

@@ -40,7 +40,7 @@ def tune(
     import tilewise
 
     from ..bench.run import beside_torch
-    from ..frontend.tuning import tune as tune_model
+    from ..model.tuning import tune as tune_model
 
     set_threads(threads)
     with progress(f"tuning {subject}") as tell:

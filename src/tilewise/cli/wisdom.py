@@ -36,7 +36,7 @@ def merge(into: Annotated[Path, typer.Argument(help="Add to this file.")],
           sources: Annotated[list[Path], typer.Argument(help="Add the plans of these files.")],
           json: Json = False) -> None:
     """Add the plans of some files to another. Of two for one problem the faster stays."""
-    from ..frontend import wisdom
+    from ..tools import wisdom
 
     _must_exist(*sources)
     count = wisdom.merge(into, *sources)
@@ -85,9 +85,9 @@ def _verdict(name: str, entry: Any) -> str:
     """Why a plan cannot be used; empty means that it can."""
     import torch
 
+    from ..conv.ops import ENGINE
     from ..core.problem import Problem
     from ..core.target import Target
-    from ..frontend.ops import ENGINE
     from ..planner.planner import inner_problem
     from ..planner.wisdom import WITHIN, key
 

@@ -15,7 +15,7 @@ from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.target import Target
 from ..kernels import precision
-from ..kernels.cpu.jit import LLVM_VERSION
+from ..kernels.cpu.emit.jit import LLVM_VERSION
 from ..planner.planner import Planner
 from ..planner.wisdom import Wisdom, default_path
 from .executable import Executable

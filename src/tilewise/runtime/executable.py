@@ -16,7 +16,7 @@ from ..core.problem import Problem
 from ..kernels import precision
 from ..kernels.activations import applied
 from ..kernels.cpu import memory
-from ..kernels.cpu.threads import alone_after_fork
+from ..kernels.cpu.emit.threads import alone_after_fork
 from . import masks
 from .pooling import max_pool
 from .turning import LAYOUTS, copied, laid_out

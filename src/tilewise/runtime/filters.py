@@ -17,9 +17,9 @@ from ..core.lru import Lru
 from ..core.plan import Plan
 from ..core.schedule import Schedule
 from ..core.target import Target
-from ..kernels.cpu import filter_common as words
 from ..kernels.cpu import memory
-from ..kernels.cpu.tiling import ceil_div
+from ..kernels.cpu.emit.tiling import ceil_div
+from ..kernels.cpu.image import common as words
 from .engine import Engine
 
 DTYPES: dict[str, Any] = {

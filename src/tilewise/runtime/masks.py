@@ -10,8 +10,8 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 from ..kernels.cpu import memory
-from ..kernels.cpu.launch import launcher
-from ..kernels.cpu.masks import make_pack, make_unpack, pixel_bytes, unpack_scratch
+from ..kernels.cpu.between.masks import make_pack, make_unpack, pixel_bytes, unpack_scratch
+from ..kernels.cpu.emit.launch import launcher
 
 
 def shape(p: Problem, t: Target) -> tuple[int, int, int, int]:

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
 from ..core.schedule import Schedule
-from ..kernels.cpu import memory, pooling
-from ..kernels.cpu.launch import launcher
+from ..kernels.cpu import memory
+from ..kernels.cpu.between import pooling
+from ..kernels.cpu.emit.launch import launcher
 
 LARGEST = 4  # windows whose values are all loaded at once
 

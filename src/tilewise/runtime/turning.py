@@ -11,8 +11,9 @@ from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
-from ..kernels.cpu import memory, turn
-from ..kernels.cpu.launch import Launch, launcher
+from ..kernels.cpu import memory
+from ..kernels.cpu.between import turn
+from ..kernels.cpu.emit.launch import Launch, launcher
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 NAMES = {layout: name for name, layout in LAYOUTS.items()}

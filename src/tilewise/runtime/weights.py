@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..core.lru import Lru
-from ..kernels.cpu.fingerprint import Fingerprint
+from ..kernels.cpu.prepare.fingerprint import Fingerprint
 from .executable import Executable
 from .forms import Forms
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import TilewiseError
-from ..frontend.optimize import optimize
+from ..model.optimize import optimize
 from ..models import MODELS
 from .settings import Settings
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..core.errors import TilewiseError
 from ..core.files import write_atomically
 from ..core.progress import counting
-from ..frontend.sharing import adopt
+from ..tools.sharing import adopt
 from . import checkpoint, engines, plans
 from .images import Split, batch, open_images, order
 from .progress import Progress, Silent

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ..core.progress import Tell, counting, silent
-from ..frontend.optimize import optimize
-from ..frontend.sharing import noted, to_text
+from ..model.optimize import optimize
+from ..tools.sharing import noted, to_text
 
 
 def rehearse(model: nn.Module, shape: tuple[int, ...], train: Collection[int],

@@ -11,7 +11,8 @@ import pytest
 import tilewise
 from tilewise.core.gpu import GPUS
 from tilewise.core.problem import DIRECTIONS
-from tilewise.frontend.gpu_audit import (
+from tilewise.kernels.gpu.audit import main_loop, width
+from tilewise.tools.gpu_audit import (
     STEPS,
     Row,
     as_json,
@@ -21,7 +22,6 @@ from tilewise.frontend.gpu_audit import (
     entries,
     gpu_audit,
 )
-from tilewise.kernels.gpu.audit import main_loop, width
 
 # a process of its own for every core, unless pytest has several already
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else None

@@ -17,7 +17,7 @@ import torch
 
 from ...core.errors import OutOfMemory
 from ...core.locks import fork_safe_lock
-from .elements import FLOAT32
+from .emit.elements import FLOAT32
 
 MB = 1 << 20
 SMALL = 512 << 10  # below this, torch's own allocator is as good

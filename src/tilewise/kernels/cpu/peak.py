@@ -10,9 +10,8 @@ import torch
 
 from ...core.isa import ISA, Isa
 from ..matrix import DEPTH, SIDE
-from . import amx, jit
-from .emit import Module
-from .threads import (
+from .emit import Module, amx, jit
+from .emit.threads import (
     PARALLEL,
     THREADS,
     Frame,

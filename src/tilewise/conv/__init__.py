@@ -1,0 +1,1 @@
+"""conv2d and its kin as operators of torch."""

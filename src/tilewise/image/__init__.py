@@ -1,0 +1,1 @@
+"""filter2d, for arrays and tensors."""

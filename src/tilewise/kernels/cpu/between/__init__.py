@@ -1,0 +1,1 @@
+"""What stands between convolutions: epilogues, masks, pooling, turning."""

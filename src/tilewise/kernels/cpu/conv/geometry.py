@@ -1,0 +1,63 @@
+"""What the geometries of kernels share: sizes derived from a problem and a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ....core.problem import Problem
+from ....core.schedule import Schedule
+from ..emit.tiling import ceil_div
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Every size a generator needs comes from these three."""
+
+    p: Problem
+    s: Schedule
+    lanes: int
+
+
+class BlocksOfK(Sizes):
+    """Output channels in blocks of `vectors` vectors; the last block may be narrower."""
+
+    @cached_property
+    def k_vectors(self) -> int:
+        return ceil_div(self.p.group_k, self.lanes)
+
+    @cached_property
+    def k_blocks(self) -> int:
+        return ceil_div(self.k_vectors, self.s.vectors)
+
+    @cached_property
+    def block_k(self) -> int:
+        return self.s.vectors * self.lanes
+
+    @cached_property
+    def has_tail(self) -> bool:
+        """Whether the last block differs from the others."""
+        return self.p.group_k % self.block_k != 0
+
+    @cached_property
+    def ends(self) -> list[bool]:
+        """Which kinds of block occur: whole ones, and one at the end that is not."""
+        return [False] * (self.k_blocks > self.has_tail) + [True] * self.has_tail
+
+    def channels(self, end: bool) -> int:
+        """Output channels of a block."""
+        return self.p.group_k - (self.k_blocks - 1) * self.block_k if end else self.block_k
+
+    def vectors(self, end: bool) -> int:
+        """Vectors of a block."""
+        return ceil_div(self.channels(end), self.lanes)
+
+    def in_blocks(self, w: Any) -> tuple[Any, Any]:
+        """Panels [..., depth, K] as whole blocks [..., block, depth, lane] and the rest."""
+        vectors = ceil_div(w.shape[-1], self.lanes)
+        w = torch.nn.functional.pad(w, (0, vectors * self.lanes - w.shape[-1]))
+        whole = vectors // self.s.vectors * self.block_k
+        return w[..., :whole].unflatten(-1, (-1, self.block_k)).transpose(-3, -2), w[..., whole:]

@@ -1,0 +1,131 @@
+"""Every size of a Winograd convolution, from a problem and a schedule.
+
+V, the transformed input, lies as [position][vector of C][tile][lane], M, the products, as
+[position][block of K][tile][lane of the block]: every access is a whole vector.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ...winograd_math import Matrix, Transform, matrices
+from ..emit.elements import FLOAT32
+from ..emit.microkernel import LINE, Walk
+from ..emit.tiling import ceil_div
+from .geometry import BlocksOfK
+
+APART = 16  # floats between positions, so that they do not meet in the same cache sets
+
+
+class Geometry(BlocksOfK):
+    """Every size of a Winograd convolution."""
+
+    @cached_property
+    def down(self) -> Transform:
+        """The transform along columns."""
+        return matrices(self.s.tile_h, self.p.r)
+
+    @cached_property
+    def across(self) -> Transform:
+        """The transform along rows."""
+        return matrices(self.s.tile_w, self.p.s)
+
+    @cached_property
+    def positions(self) -> int:
+        return self.down.n * self.across.n
+
+    @cached_property
+    def tile_rows(self) -> int:
+        return ceil_div(self.p.conv_h, self.s.tile_h)
+
+    @cached_property
+    def tile_cols(self) -> int:
+        return ceil_div(self.p.conv_w, self.s.tile_w)
+
+    @cached_property
+    def tiles(self) -> int:
+        """Tiles of one image."""
+        return self.tile_rows * self.tile_cols
+
+    @cached_property
+    def c_vectors(self) -> int:
+        return ceil_div(self.p.c, self.lanes)
+
+    @cached_property
+    def depth(self) -> int:
+        """Input channels, filled up to whole vectors."""
+        return self.c_vectors * self.lanes
+
+    @cached_property
+    def block(self) -> int:
+        """Tiles that are worked on together."""
+        return self.s.rows * self.s.groups
+
+    @cached_property
+    def v_position(self) -> int:
+        """Floats from one position of V to the next."""
+        return self.depth * self.block + APART
+
+    @cached_property
+    def m_position(self) -> int:
+        """Floats from one position of M to the next."""
+        blocks_of_k = self.block_k if self.s.order == "channels" else self.k_vectors * self.lanes
+        return self.block * blocks_of_k + APART
+
+    @cached_property
+    def v_floats(self) -> int:
+        return self.positions * self.v_position
+
+    @cached_property
+    def scratch_floats(self) -> int:
+        """V, M and a pixel of zeros for what lies outside the image."""
+        return self.v_floats + self.positions * self.m_position + self.depth
+
+    def scratch_bytes(self, threads: int) -> int:
+        return FLOAT32.bytes * self.scratch_floats * (1 if self.s.order == "shared" else threads)
+
+    @cached_property
+    def panel(self) -> int:
+        """Floats of the weights of one position and a whole block of output channels."""
+        return self.panel_floats(self.block_k)
+
+    def panel_floats(self, width: int) -> int:
+        """Floats of the weights of one position and `width` output channels."""
+        return self.depth * width
+
+    def walk(self, vectors: int) -> Walk:
+        return Walk.packed(vectors * self.lanes, (self.c_vectors, self.block * self.lanes),
+                           (self.lanes, 1))
+
+    @cached_property
+    def lines_ahead(self) -> int:
+        """Cache lines of the next panel that one group of rows fetches per vector of C."""
+        return ceil_div(self.lanes * self.block_k, LINE * self.s.groups)
+
+    @cached_property
+    def weight_floats(self) -> int:
+        """U in float32: [block of K][position][c][lane], or the position outermost."""
+        return self.positions * self.depth * self.k_vectors * self.lanes
+
+    def pack_panels(self, panels: Any) -> Any:
+        """Panels [..., c, lane of the block] of float64, as a product reads them."""
+        return panels.float()
+
+    def pack_weight(self, weight: Any) -> Any:
+        """(K, C, R, S) to U: [block of K][position][panel], or the position outermost."""
+        p = self.p
+        down, across = (_tensor(transform.G) for transform in (self.down, self.across))
+        u = torch.einsum("ir,kcrs,js->ijck", down, weight.double(), across)
+        u = torch.nn.functional.pad(u.reshape(self.positions, p.c, p.k),
+                                    (0, 0, 0, self.depth - p.c))
+        blocks, rest = map(self.pack_panels, self.in_blocks(u))
+        if self.s.order == "channels":
+            return torch.cat([blocks.transpose(0, 1).flatten(), rest.flatten()])
+        return torch.cat([blocks.flatten(1), rest.flatten(1)], 1).flatten()
+
+
+def _tensor(matrix: Matrix) -> torch.Tensor:
+    return torch.tensor([[float(value) for value in row] for row in matrix], dtype=torch.float64)

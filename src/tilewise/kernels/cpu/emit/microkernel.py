@@ -1,0 +1,113 @@
+"""The register-tile multiply: rows of a broadcast operand times vectors of another.
+
+It serves every algorithm whose inner loop is a matrix product; how the two operands lie in
+memory is all that differs, and a `Walk` says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .function import Function, Pointer, Vector
+
+LINE = 16  # floats in a cache line
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The order of a reduction: loops of (count, step of a, step of b), the outermost first."""
+
+    loops: tuple[tuple[int, int, int], ...]
+
+    @staticmethod
+    def packed(width: int, *a_loops: tuple[int, int]) -> Walk:
+        """Loops of (count, step of a) against rows of `width` floats read in order."""
+        loops: list[tuple[int, int, int]] = []
+        step = width
+        for count, stride in reversed(a_loops):
+            loops.insert(0, (count, stride, step))
+            step *= count
+        return Walk(tuple(loops))
+
+
+def multiply(f: Function, a: Pointer, b: Pointer, rows: Sequence[int], vectors: int, walk: Walk,
+             unroll: int, ahead: tuple[Pointer, int] | None = None) -> list[list[Vector]]:
+    """acc[i][j] = sum over the walk of a[rows[i]] * b[j-th vector].
+
+    `ahead` is memory to bring into the second cache meanwhile: where it begins, and how many
+    cache lines before each innermost loop.
+    """
+    zeros = [f.vector(0.0) for _ in range(len(rows) * vectors)]
+    tile = _Tile(f, tuple(rows), vectors, unroll)
+    if ahead:
+        _, acc = tile.walk_fetching(a, b, zeros, walk.loops, *ahead)
+    else:
+        acc = tile.walk(a, b, zeros, walk.loops)
+    return [acc[i * vectors:(i + 1) * vectors] for i in range(len(rows))]
+
+
+@dataclass(frozen=True)
+class _Tile:
+    f: Function
+    rows: tuple[int, ...]
+    vectors: int
+    unroll: int
+
+    def walk_fetching(self, a: Pointer, b: Pointer, acc: list[Vector],
+                      loops: Sequence[tuple[int, int, int]], ahead: Pointer,
+                      lines: int) -> tuple[Pointer, list[Vector]]:
+        """The walk, with a share of other memory prefetched before every innermost loop."""
+        (count, a_step, b_step), *inner = loops
+        if count == 1 and len(inner) > 1:
+            return self.walk_fetching(a, b, acc, inner, ahead, lines)
+        with self.f.loop(count, carry=[ahead, a, b, *acc]) as loop:
+            ahead, a, b, *acc = loop.values
+            if len(inner) > 1:
+                ahead, acc = self.walk_fetching(a, b, acc, inner, ahead, lines)
+            else:
+                for line in range(lines):
+                    ahead.prefetch(line * LINE, level=2)
+                acc, ahead = self.walk(a, b, acc, inner), ahead + lines * LINE
+            loop.values = [ahead, a + a_step, b + b_step, *acc]
+        return loop.values[0], loop.values[3:]
+
+    def walk(self, a: Pointer, b: Pointer, acc: list[Vector],
+             loops: Sequence[tuple[int, int, int]]) -> list[Vector]:
+        """Emit the loops from the outermost inwards."""
+        (count, a_step, b_step), *inner = loops
+        if not inner:
+            return self.innermost(a, b, acc, count, a_step, b_step)
+        if count == 1:
+            return self.walk(a, b, acc, inner)
+        with self.f.loop(count, carry=[a, b, *acc]) as loop:
+            a, b, *acc = loop.values
+            loop.values = [a + a_step, b + b_step, *self.walk(a, b, acc, inner)]
+        return loop.values[2:]
+
+    def innermost(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: int,
+                  b_step: int) -> list[Vector]:
+        """The innermost loop, `unroll` steps a turn, and what is left over."""
+        turns, rest = divmod(count, self.unroll)
+        if turns <= 1:
+            turns, rest = 0, count
+        if turns:
+            with self.f.loop(turns, carry=[a, b, *acc]) as loop:
+                a, b, *acc = loop.values
+                acc = self.steps(a, b, acc, self.unroll, a_step, b_step)
+                loop.values = [a + self.unroll * a_step, b + self.unroll * b_step, *acc]
+            a, b, *acc = loop.values
+        return self.steps(a, b, acc, rest, a_step, b_step)
+
+    def steps(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: int,
+              b_step: int) -> list[Vector]:
+        """`count` unrolled steps: the vectors of b against every row of the tile."""
+        acc = list(acc)
+        for step in range(count):
+            right = [b.load(step * b_step + j * self.f.isa.lanes) for j in range(self.vectors)]
+            for i, row in enumerate(self.rows):
+                left = a.broadcast(row + step * a_step)
+                for j in range(self.vectors):
+                    at = i * self.vectors + j
+                    acc[at] = self.f.fma(left, right[j], acc[at])
+        return acc

@@ -1,0 +1,114 @@
+"""A float32 as a sum of bfloat16 parts: its leading eight bits, the next eight, the last eight.
+
+A product of two such sums is a sum of products of parts. The smallest of them are left out:
+three products of two parts keep about 16 bits, six products of three parts all 24.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from llvmlite import ir
+
+from .function import F32, I32, Function, Vector
+
+I16 = ir.IntType(16)
+
+
+class _Bfloat(ir.types.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
+def split(f: Function, value: Vector, parts: int) -> list[Vector]:
+    """The parts of a vector, each of bfloat16 bits in half as many floats; NaN stays NaN."""
+    found = []
+    for part in range(parts):
+        bits = _rounded(f, value)
+        found.append(Vector(f, f.ll.bitcast(bits, ir.VectorType(F32, value.lanes // 2))))
+        if part + 1 < parts:
+            value = value - _widened(f, bits)
+    return found
+
+
+def _rounded(f: Function, value: Vector) -> Any:
+    """The nearest bfloat16, as integers."""
+    lanes = value.lanes
+    kind = ir.VectorType(_Bfloat(), lanes)
+    convert = f.intrinsic(f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * lanes}", kind,
+                          [value.ir.type])
+    return f.ll.bitcast(f.ll.call(convert, [value.ir]), ir.VectorType(I16, lanes))
+
+
+def _widened(f: Function, bits: Any) -> Vector:
+    lanes = bits.type.count
+    words = ir.VectorType(I32, lanes)
+    high = f.ll.shl(f.ll.zext(bits, words), ir.Constant(words, [16] * lanes))
+    return Vector(f, f.ll.bitcast(high, ir.VectorType(F32, lanes)))
+
+
+def split_pairs(f: Function, low: Vector, high: Vector, parts: int) -> list[Vector]:
+    """The parts of two vectors, side by side in every lane, `low` in the lower halves.
+
+    Of float64, what is left after each part keeps all its bits.
+    """
+    lanes, kind = low.lanes, low.ir.type
+    words, floats = ir.VectorType(I32, lanes), ir.VectorType(F32, lanes)
+    zipped = [half * lanes + lane for lane in range(lanes) for half in (0, 1)]
+    mask = ir.Constant(ir.VectorType(I32, 2 * lanes), zipped)
+
+    def rest(value: Vector, bits: Any) -> Vector:
+        part = f.ll.bitcast(bits, floats)
+        return value - Vector(f, part if kind == floats else f.ll.fpext(part, kind))
+
+    found = []
+    for part in range(parts):
+        bits = _rounded_both(f, *(value.ir if kind == floats else f.ll.fptrunc(value.ir, floats)
+                                  for value in (low, high)))
+        pairs = f.ll.bitcast(f.ll.shuffle_vector(bits, bits, mask), words)
+        found.append(Vector(f, f.ll.bitcast(pairs, floats)))
+        if part + 1 < parts:
+            low = rest(low, f.ll.shl(pairs, ir.Constant(words, [16] * lanes)))
+            high = rest(high, f.ll.and_(pairs, ir.Constant(words, [-1 << 16] * lanes)))
+    return found
+
+
+def _rounded_both(f: Function, low: Any, high: Any) -> Any:
+    """The nearest bfloat16s, as integers, one vector behind the other."""
+    lanes, kind = low.type.count, low.type
+    convert = f.intrinsic(f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * lanes}",
+                          ir.VectorType(_Bfloat(), 2 * lanes), [kind, kind])
+    both = f.ll.call(convert, [high, low])
+    return f.ll.bitcast(both, ir.VectorType(I16, 2 * lanes))
+
+
+def split_tensor(values: torch.Tensor, parts: int) -> torch.Tensor:
+    """The parts of a tensor, outermost; what is left of a float after each part is exact."""
+    found, rest = [], values
+    for _ in range(parts):
+        found.append(rest.bfloat16())
+        rest = rest - found[-1].to(rest.dtype)
+    return torch.stack(found)
+
+
+def pack_columns(panels: torch.Tensor, parts: int) -> torch.Tensor:
+    """Panels [..., depth, columns] as tiles [..., step, part, column tile, pair, column, 2].
+
+    depth is a multiple of 32 and columns of 16; the result is floats of two bfloat16 each.
+    """
+    *outer, depth, columns = panels.shape
+    tiles = split_tensor(panels, parts).reshape(parts, *outer, depth // 32, 16, 2, columns // 16,
+                                                16)
+    n = len(outer)
+    order = [*range(1, n + 1), n + 1, 0, n + 4, n + 2, n + 5, n + 3]
+    floats = tiles.permute(order).flatten().view(torch.float32)
+    return floats.reshape(*outer, parts * depth * columns // 2)

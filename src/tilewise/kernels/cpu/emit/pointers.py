@@ -1,0 +1,144 @@
+"""Addresses in generated code; each knows the type of what it points at.
+
+Offsets count elements, sizes are 64-bit, vectors are as wide as the instruction set's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llvmlite import ir
+
+from .elements import FLOAT32, Element
+from .values import BOOL, F32, F64, I8, I32, I64, PTR, VOID, Bits, Index, Value, Vector, bits_bytes
+
+if TYPE_CHECKING:
+    from .function import Function
+
+
+class Pointer(Value):
+    """An address of elements."""
+
+    __slots__ = ("element",)
+
+    def __init__(self, f: Function, value: Any, element: Element = FLOAT32) -> None:
+        super().__init__(f, value)
+        self.element = element
+
+    def like(self, value: Any) -> Pointer:
+        return type(self)(self.f, value, self.element)
+
+    def of(self, element: Element) -> Pointer:
+        """The same address, of others."""
+        return Pointer(self.f, self.ir, element)
+
+    def address(self) -> Index:
+        return Index(self.f, self.f.ll.ptrtoint(self.ir, I64))
+
+    def __add__(self, offset: Index | int) -> Pointer:
+        return self._moved(offset, self.element.kind)
+
+    def bytes(self, offset: Index | int) -> Pointer:
+        """Moved by so many bytes."""
+        return self._moved(offset, I8)
+
+    def _moved(self, offset: Index | int, kind: Any) -> Pointer:
+        if isinstance(offset, int) and offset == 0:
+            return self
+        return self.like(self.f.ll.gep(self.ir, [self.f.index(offset).ir], source_etype=kind))
+
+    def load(self, offset: Index | int = 0, lanes: int | None = None,
+             count: Index | int | None = None, work: Any = F32) -> Vector:
+        """A vector; with `count`, only that many leading lanes, the others zero."""
+        f, lanes = self.f, lanes or self.f.isa.lanes
+        at, kind = self + offset, ir.VectorType(self.element.kind, lanes)
+        if count is None or (isinstance(count, int) and count >= lanes):
+            raw = f.ll.load(at.ir, align=self.element.bytes, typ=kind)
+        else:
+            raw = at._masked_load(f.leading(count, lanes), kind)
+        return self.element.widened(Vector(f, raw), work)
+
+    def _masked_load(self, mask: Any, kind: Any) -> Any:
+        """Lanes that the mask has not are zero, and not read."""
+        f, lanes = self.f, kind.count
+        load = f.intrinsic(f"llvm.masked.load.v{lanes}{self.element.suffix}.p0", kind,
+                           [PTR, I32, ir.VectorType(BOOL, lanes), kind])
+        zero = ir.Constant(kind, [0] * lanes)
+        return f.ll.call(load, [self.ir, ir.Constant(I32, self.element.bytes), mask, zero])
+
+    def store(self, value: Vector, offset: Index | int = 0, count: Index | int | None = None,
+              streaming: bool = False) -> None:
+        """Write a vector; with `count`, only that many leading lanes."""
+        f, at, lanes = self.f, self + offset, value.lanes
+        raw, align = self.element.narrowed(value).ir, self.element.bytes
+        if count is None or (isinstance(count, int) and count >= lanes):
+            # streaming stores must be aligned
+            store = f.ll.store(raw, at.ir, align=align * lanes if streaming else align)
+            if streaming:
+                store.set_metadata("nontemporal", f.module.ir.add_metadata([ir.Constant(I32, 1)]))
+            return
+        store = f.intrinsic(f"llvm.masked.store.v{lanes}{self.element.suffix}.p0", VOID,
+                            [raw.type, PTR, I32, ir.VectorType(BOOL, lanes)])
+        f.ll.call(store, [raw, at.ir, ir.Constant(I32, align), f.leading(count, lanes)])
+
+    def store_bits(self, bits: Bits) -> None:
+        lanes = int(bits.ir.type.count)
+        packed = self.f.ll.bitcast(bits.ir, ir.IntType(lanes))
+        whole = self.f.ll.zext(packed, I8) if lanes < 8 else packed
+        self.f.ll.store(whole, self.ir, align=1)
+
+    def load_bits(self) -> Bits:
+        lanes = self.f.isa.lanes
+        whole = self.f.ll.load(self.ir, align=1, typ=ir.IntType(8 * bits_bytes(lanes)))
+        packed = self.f.ll.trunc(whole, ir.IntType(lanes)) if lanes < 8 else whole
+        return Bits(self.f, self.f.ll.bitcast(packed, ir.VectorType(BOOL, lanes)))
+
+    def load_where(self, bits: Bits) -> Vector:
+        """A vector with zeros where a bit is not set; what no bit is set for is not read."""
+        kind = ir.VectorType(self.element.kind, self.f.isa.lanes)
+        return self.element.widened(Vector(self.f, self._masked_load(bits.ir, kind)), F32)
+
+    def broadcast(self, offset: Index | int = 0, lanes: int | None = None) -> Vector:
+        """One float in every lane."""
+        element = self.element
+        assert element.kind in (F32, F64), f"{element.name} would need to be widened"
+        return self.f.splat(self.f.ll.load((self + offset).ir, align=element.bytes,
+                                           typ=element.kind), lanes)
+
+    def gather(self, stride: Index, count: int, lanes: int | None = None) -> Vector:
+        """The first `count` lanes from floats that are `stride` apart; the others are zero."""
+        lanes, element = lanes or self.f.isa.lanes, self.element
+        assert element.kind in (F32, F64), f"{element.name} would need to be widened"
+        found = ir.Constant(ir.VectorType(element.kind, lanes), [0.0] * lanes)
+        for lane in range(count):
+            one = self.f.ll.load((self + stride * lane).ir, align=element.bytes, typ=element.kind)
+            found = self.f.ll.insert_element(found, one, ir.Constant(I32, lane))
+        return Vector(self.f, found)
+
+    def prefetch(self, offset: Index | int = 0, level: int = 2) -> None:
+        """Ask for a cache line to be brought into cache level 1, 2 or 3."""
+        fetch = self.f.intrinsic("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
+        hint = [ir.Constant(I32, value) for value in (0, 4 - level, 1)]
+        self.f.ll.call(fetch, [(self + offset).ir, *hint])
+
+    def _word(self, i: int) -> Any:
+        return self.f.ll.gep(self.ir, [ir.Constant(I64, i)], source_etype=I64)
+
+    def load_index(self, i: int) -> Index:
+        """The i-th 64-bit integer."""
+        return Index(self.f, self.f.ll.load(self._word(i), align=8, typ=I64))
+
+    def load_pointer(self, i: int, element: Element = FLOAT32) -> Pointer:
+        """The i-th 64-bit address."""
+        return Pointer(self.f, self.f.ll.load(self._word(i), align=8, typ=PTR), element)
+
+    def store_index(self, i: int, value: Index | int) -> None:
+        self.f.ll.store(self.f.index(value).ir, self._word(i), align=8)
+
+    def store_pointer(self, i: int, value: Pointer) -> None:
+        self.f.ll.store(value.ir, self._word(i), align=8)
+
+    def fetch_add(self, i: int) -> Index:
+        """Atomically add one to the i-th integer; returns what it was."""
+        one = ir.Constant(I64, 1)
+        return Index(self.f, self.f.ll.atomic_rmw("add", self._word(i), one, "monotonic"))

@@ -1,0 +1,1 @@
+"""The same convolutions on a matrix unit."""

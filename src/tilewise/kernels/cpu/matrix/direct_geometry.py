@@ -1,0 +1,187 @@
+"""Every size of a direct convolution on the matrix unit, and how its weights lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ...matrix import DEPTH, PARTS, SIDE, joins_taps
+from ..conv.geometry import BlocksOfK
+from ..emit.amx import TILE
+from ..emit.elements import FLOAT32
+from ..emit.microkernel import LINE
+from ..emit.parts import pack_columns
+from ..emit.tiling import ceil_div
+from .passes import Passes
+
+PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
+# the same where they may come from the second cache: taps find the input in the first, and sums
+# that leave the unit would cost more
+FAR_PANEL = 512 << 10
+
+
+@dataclass(frozen=True)
+class Geometry(BlocksOfK):
+    """Every size of a direct convolution on the matrix unit, in so many products."""
+
+    products: int
+
+    @cached_property
+    def parts(self) -> int:
+        return PARTS[self.products]
+
+    @cached_property
+    def joins_taps(self) -> bool:
+        """Whether a line of a packed row holds all channels of all taps in a row."""
+        return joins_taps(self.p)
+
+    @cached_property
+    def values(self) -> int:
+        """Values of a pixel, or of a row of taps."""
+        return self.p.c * self.p.s if self.joins_taps else self.p.c
+
+    @cached_property
+    def chunks(self) -> int:
+        """Groups of 32 values."""
+        return ceil_div(self.values, DEPTH)
+
+    @cached_property
+    def joined(self) -> bool:
+        """Whether the images of a batch are one: no output sees more than its own pixel."""
+        p = self.p
+        return (p.r, p.s, p.w, p.stride) == (1, 1, 1, (1, 1)) and not any(p.padding)
+
+    @cached_property
+    def taps(self) -> list[tuple[int, int]]:
+        """Rows and columns from an output's first input to each of the others."""
+        (down, across), columns = self.p.dilation, 1 if self.joins_taps else self.p.s
+        return [(r * down, s * across) for r in range(self.p.r) for s in range(columns)]
+
+    @cached_property
+    def phases(self) -> list[tuple[int, int]]:
+        """Rows and columns modulo the stride, as far as some tap reads them."""
+        (down, across) = self.p.stride
+        return sorted({(i % down, j % across) for i, j in self.taps})
+
+    @cached_property
+    def below(self) -> int:
+        """Rows of a phase that outputs reach beyond their own."""
+        return (self.p.span_h - 1) // self.p.stride[0]
+
+    @cached_property
+    def pitch(self) -> int:
+        """Pixels in a row of a phase."""
+        return self.p.conv_w + self.beside
+
+    @cached_property
+    def beside(self) -> int:
+        """Pixels of a phase that outputs reach beyond their own."""
+        return 0 if self.joins_taps else (self.p.span_w - 1) // self.p.stride[1]
+
+    @cached_property
+    def plane(self) -> int:
+        """Floats of one part of a phase; an odd number of lines, so that they do not collide.
+
+        The last multiply of a plane reads rows of what follows it: sums that nobody stores.
+        """
+        rows = self.s.block_rows + self.below
+        return LINE * (rows * self.pitch + self.beside | 1)
+
+    @cached_property
+    def chunk_floats(self) -> int:
+        return len(self.phases) * self.parts * self.plane
+
+    @cached_property
+    def group(self) -> int:
+        """Pixels of one multiply."""
+        return self.s.tile_w
+
+    @cached_property
+    def groups(self) -> int:
+        """Multiplies over the pixels of a whole task."""
+        return ceil_div(self.s.block_rows * self.pitch, self.group)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """Over the pixels; weights that are used once need not stay near."""
+        chunk = FLOAT32.bytes * self.panel_floats(self.block_k) // self.chunks
+        panel = FAR_PANEL if self.parts == 1 and len(self.taps) > 1 else PANEL
+        return Passes(self.chunks, self.chunks if self.groups == 1 else max(1, panel // chunk))
+
+    @cached_property
+    def wait(self) -> bool:
+        """Whether the sums of all groups are kept: for another pass, or to be pooled."""
+        return self.passes.count > 1 or self.p.epilogue.pool > 1
+
+    @cached_property
+    def sums_floats(self) -> int:
+        """Sums of one block of output channels: of one group, or of all where they wait."""
+        return self.group * self.block_k * (self.groups if self.wait else 1)
+
+    @cached_property
+    def lines_ahead(self) -> int:
+        """Cache lines of the weights that come next, fetched at every tap of every group."""
+        return ceil_div(self.parts * self.s.vectors * SIDE, self.groups)
+
+    @cached_property
+    def row_floats(self) -> int:
+        """A row of the input between its padding, where lines are taken from such a row."""
+        floats = ((self.p.conv_w - 1) * self.p.stride[1] + self.p.s) * self.p.c
+        return ceil_div(floats, LINE) * LINE if self.joins_taps else 0
+
+    @cached_property
+    def sums_start(self) -> int:
+        """Where the sums lie behind the packed rows; while those are packed, one yet to be."""
+        return self.chunks * self.chunk_floats
+
+    @cached_property
+    def pack_floats(self) -> int:
+        """Scratch of one worker."""
+        return self.sums_start + max(self.sums_floats, self.row_floats)
+
+    @cached_property
+    def row_blocks(self) -> int:
+        return ceil_div(self.p.conv_h, self.s.block_rows)
+
+    @cached_property
+    def starts(self) -> list[tuple[int, int]]:
+        """Where each tap begins in a chunk of the input; the weights lie in this order."""
+        found: list[tuple[int, int]] = []
+        for i, j in self.taps:
+            (down, across) = self.p.stride
+            phase = self.phases.index((i % down, j % across))
+            pixel = i // down * self.pitch + j // across
+            found.append((phase * self.parts * self.plane + pixel * LINE, len(found)))
+        return found
+
+    def scratch_bytes(self, threads: int) -> int:
+        return FLOAT32.bytes * threads * self.pack_floats
+
+    def panel_floats(self, width: int) -> int:
+        """Floats of the weights of `width` output channels."""
+        return self.chunks * len(self.taps) * self.parts * width // SIDE * TILE
+
+    @cached_property
+    def weight_floats(self) -> int:
+        """Floats of all panels."""
+        return self.panel_floats(self.k_vectors * self.lanes)
+
+    def pack_weight(self, weight: Any) -> Any:
+        """(K, C, R, S) to panels of [32 channels][r][s][part][16 output channels]."""
+        if self.joins_taps:
+            weight = weight.permute(0, 3, 1, 2).flatten(1, 2)[..., None]
+        k, c = weight.shape[:2]
+        w = torch.nn.functional.pad(weight.permute(1, 2, 3, 0).flatten(1),
+                                    (0, 0, 0, self.chunks * DEPTH - c))
+        w = w.reshape(self.chunks, DEPTH, len(self.taps), k).transpose(1, 2)
+        return torch.cat([pack_columns(panel, self.parts).flatten()
+                          for panel in self.in_blocks(w.reshape(-1, k))])
+
+    def tasks(self, batch: Any) -> Any:
+        if self.joined:
+            rows = batch * self.p.conv_h
+            return (rows + (self.s.block_rows - 1)) // self.s.block_rows * self.s.k_parts
+        return batch * (self.row_blocks * self.s.k_parts)

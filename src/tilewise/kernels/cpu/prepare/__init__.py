@@ -1,0 +1,1 @@
+"""Weights, packed and transformed for the kernels; and whether they changed."""

@@ -1,0 +1,1 @@
+"""Whole models: captured, fused, explained and tuned."""

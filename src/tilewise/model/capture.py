@@ -1,0 +1,226 @@
+"""A module's graph for one form of its arguments, its convolutions fused, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_unflatten
+
+from ..conv.linear import Linear, is_worth
+from .activations import MODULES, attributes
+from .effects import Effects, keeps_rank, name_of, torch_module
+from .guards import Guards, Refused, snapshot
+from .layout import Drawn, Inside
+from .nn import Block
+from .patterns import F_BATCH_NORM, TWO_BY_TWO, Chain, LinearChain, arguments
+from .tracer import Tracer, is_hooked
+
+WEIGHT = "first_weight"
+ATTEMPTS = 12  # modules that are left out of a graph before the whole is given up
+NORM = ("running_mean", "running_var", "weight", "bias")
+# what a block took from its modules when it was made
+BAKED = {nn.Conv2d: ("padding_mode",), nn.BatchNorm2d: ("track_running_stats",),
+         nn.MaxPool2d: tuple(TWO_BY_TWO), **{kind: attributes(kind) for kind in MODULES}}
+
+
+class Names:
+    """What a graph's code finds by name: modules, and tensors where modules have them now."""
+
+    def __init__(self, modules: dict[str, Any], tensors: dict[str, tuple[nn.Module, str]]) -> None:
+        # our own have no hooks, and nn.Module's look for some takes longer than ours for a plan
+        self.__dict__.update({name: step.forward if isinstance(step, Block | Linear) else step
+                              for name, step in modules.items()})
+        self._tensors = tensors
+
+    def __getattr__(self, name: str) -> Any:
+        module, attribute = self._tensors[name]
+        return getattr(module, attribute)
+
+
+class Ended:
+    """A graph's results, and constants, in the structure of the model's result."""
+
+    def __init__(self, leaves: list[Any], spec: Any) -> None:
+        self._places = [isinstance(leaf, fx.Node) for leaf in leaves]
+        self._constants = [None if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+        self._spec = spec
+        self._is_one = self._places == [True] and tree_unflatten([0], spec) == 0
+
+    def __call__(self, results: tuple[Any, ...]) -> Any:
+        if self._is_one:
+            return results[0]
+        found = iter(results)
+        return tree_unflatten([next(found) if is_node else snapshot(constant)
+                               for is_node, constant in zip(self._places, self._constants)],
+                              self._spec)
+
+
+class Capture:
+    """What a module does with arguments of one form: `run(tensors)`, as long as guards hold."""
+
+    def __init__(self, module: nn.Module, leaves: list[Any], spec: Any,
+                 max_error: float | None) -> None:
+        tracer, (self.graph, results, result_spec) = traced(module, leaves, spec)
+        self.guards: Guards = tracer.guards
+        self.opaque = [part for part in tracer.called.values() if part in tracer.opaque]
+        self.steps: dict[str, Any] = dict(tracer.called)
+        self.tensors = tracer.tensors
+        self._leave_out()
+        self._ask_earlier()
+        self._fuse(max_error)
+        tracer.guards.unhooked(part for part in tracer.paths if not is_hooked(part))
+        if not tracer.guards.hold():
+            raise Refused("what the model reads is changed by it")
+        used = {node.target for node in self.graph.nodes if node.op == "call_module"}
+        self.steps = {name: step for name, step in self.steps.items() if name in used}
+        self._function, self._names = self._compiled(), Names(self.steps, self.tensors)
+        self.ended = Ended(results, result_spec)
+
+    def __call__(self, tensors: Iterable[Tensor]) -> Any:
+        return self.ended(self._function(self._names, *tensors))
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [step for step in self.steps.values() if isinstance(step, Block)]
+
+    @property
+    def is_of_use(self) -> bool:
+        return any(isinstance(step, Block | Linear) for step in self.steps.values())
+
+    def module_of(self, node: fx.Node) -> Any:
+        """The module a node calls, if it is known what it does."""
+        if node.op != "call_module":
+            return None
+        module = self.steps[node.target]  # type: ignore[index]
+        if isinstance(module, Block | Linear):
+            return module
+        if node.meta.get("opaque") or ("forward" in module.__dict__ and not hasattr(
+                module.__dict__["forward"], "captures")):
+            return None
+        return torch_module(module)
+
+    def _leave_out(self) -> None:
+        """Modules that hand on what they are given."""
+        for node in list(self.graph.nodes):
+            module = self.module_of(node)
+            if isinstance(module, nn.modules.dropout._DropoutNd) and not module.training:
+                self.guards.reads(module.__dict__, "training", False)
+            elif type(module) is not nn.Identity:
+                continue
+            if len(node.args) == 1 and not node.kwargs:
+                node.replace_all_uses_with(node.args[0])
+                self.graph.erase_node(node)
+
+    def _ask_earlier(self) -> None:
+        """How many dimensions there are is asked of what a chain begins with."""
+        for node in self.graph.nodes:
+            source = node.args[0] if node.args else None
+            if not (isinstance(source, fx.Node) and name_of(node) in ("ndim", "dim")
+                    and len(node.args) <= 2 and not node.kwargs):
+                continue
+            while keeps_rank(source, self.module_of(source)):
+                source = source.all_input_nodes[0]
+            node.args = (source, *node.args[1:])
+
+    def _fuse(self, max_error: float | None) -> None:
+        effects = Effects(self.graph, self.module_of)
+        for node in list(self.graph.nodes):
+            module = self.module_of(node)
+            if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+                continue
+            if type(module) is nn.Conv2d and module.padding_mode == "zeros":
+                chain = Chain(effects, self.module_of, node, self._norm_of)
+                norm = None if chain.norm is None else (
+                    self.module_of(chain.norm) or self._norm_of(chain.norm))
+                block: Any = Block(module, norm, chain.activation, chain.pool, max_error)
+                residual = () if chain.residual is None else (chain.residual,)
+                self._put(chain, block, (*node.args, *residual))
+            elif type(module) is nn.Linear and is_worth(module):
+                chain = LinearChain(effects, self.module_of, node)
+                self._put(chain, Linear(module, chain.activation, max_error), node.args)
+        inside = _Inside(self)  # to turn an image around one convolution does not pay
+        self.is_channels_last = len(self.blocks) > 1 and inside.is_safe()
+        if self.is_channels_last:
+            inside.run()
+
+    def _norm_of(self, node: fx.Node) -> Any:
+        """The module whose numbers a function normalises with, all of them as in eval mode."""
+        options = arguments(node, F_BATCH_NORM)
+        owners = {self.tensors[part.target] if isinstance(part, fx.Node) and part.op == "get_attr"
+                  else (None, part) for part in map(options.get, NORM)}
+        module = next(iter(owners))[0]
+        values = {name: getattr(module, name, None) for name in NORM}
+        expected = {(module, name) if value is not None else (None, None)
+                    for name, value in values.items()}
+        found = isinstance(module, nn.BatchNorm2d) and owners == expected
+        return module if found and options["eps"] == getattr(module, "eps", None) else None
+
+    def _put(self, chain: Chain, block: Any, args: tuple[Any, ...]) -> None:
+        """A block in the place of a chain."""
+        for module in chain.modules:
+            for name in BAKED.get(type(module), ()):  # type: ignore[call-overload]
+                if name in module.__dict__:
+                    self.guards.reads(module.__dict__, name, snapshot(module.__dict__[name]))
+        with self.graph.inserting_after(chain.last):
+            fused = self.graph.call_module(self.add(block), args)
+        chain.replace_by(self.graph, fused)
+
+    def add(self, step: Any) -> str:
+        name = f"s{len(self.steps)}"
+        self.steps[name] = step
+        return name
+
+    def forget_weight(self) -> None:
+        """Results in the layout of images alone: no weight is held for what its own would be."""
+        self.tensors.pop(WEIGHT, None)
+        for node in list(self.graph.nodes):
+            if node.op == "get_attr" and node.target == WEIGHT:
+                for user in list(node.users):
+                    user.args = user.args[:2]
+                self.graph.erase_node(node)
+
+    def _compiled(self) -> Callable[..., Any]:
+        code = self.graph.python_code(root_module="self")
+        space = dict(code.globals)
+        exec(compile(code.src, "<tilewise graph>", "exec"), space)
+        return space["forward"]
+
+
+class _Inside(Inside):
+    """Channels-last in a graph that calls blocks."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__(capture.graph, capture.module_of)
+        self._capture = capture
+
+    def is_block(self, node: fx.Node) -> bool:
+        return isinstance(self.module_of(node), Block)
+
+    def drawn(self, call: Drawn, args: Any, kwargs: Any) -> fx.Node:
+        return self.graph.call_module(self._capture.add(call), (tuple(self.inputs), *args), kwargs)
+
+    def weight(self) -> fx.Node | None:
+        """The weight of the first convolution: its layout is also that of torch's results."""
+        block = next(iter(self._capture.blocks), None)
+        if block is None:
+            return None
+        self._capture.tensors[WEIGHT] = (block._parts[0], "weight")
+        return self.graph.get_attr(WEIGHT)
+
+
+def traced(module: nn.Module, leaves: list[Any],
+           spec: Any) -> tuple[Tracer, tuple[fx.Graph, list[Any], Any]]:
+    """The graph of a module; parts that cannot be traced are called as they are."""
+    opaque: dict[nn.Module, str] = {}
+    for _ in range(ATTEMPTS):
+        tracer = Tracer(module, opaque)
+        try:
+            return tracer, tracer.run(leaves, spec)
+        except (Refused, Exception) as reason:  # whatever a model's Python does with a proxy
+            part = tracer.stack[-1] if tracer.stack else module
+            if part is module:
+                raise Refused(f"{type(module).__name__}: {reason}") from reason
+            opaque = {**opaque, part: str(reason)}
+    raise Refused(f"{type(module).__name__}: {ATTEMPTS} of its parts cannot be traced")

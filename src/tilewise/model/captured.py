@@ -1,0 +1,204 @@
+"""The forward of an optimised module: its graph where guards hold, else its own Python."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten
+
+from ..conv.again import PLAIN, is_transformed
+from ..conv.checks import CannotScript
+from ..conv.ops import ENGINE
+from ..core.isa import KNOWN
+from ..core.problem import Problem
+from ..core.target import Target
+from .capture import Capture
+from .guards import FIXED, Refused
+from .nn import Block
+from .values import Mismatch
+
+MOST = 8  # captures of one module: more of them mean that it changes with every call
+
+
+class Learned:
+    """Problems that were measured for a model; what is known of them goes into its file."""
+
+    def __init__(self, problems: Iterable[tuple[Problem, Target]] = ()) -> None:
+        self.problems = list(dict.fromkeys(problems))
+
+    def __getstate__(self) -> dict[str, Any]:
+        wisdom = ENGINE.planner.wisdom.about(self.problems).to_json() if self.problems else ""
+        return {"problems": self.problems, "wisdom": wisdom}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.problems = state["problems"]
+        if state["wisdom"]:
+            ENGINE.read_wisdom(state["wisdom"], "of the model that is loaded")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Learned:
+        return Learned(self.problems)
+
+
+class Captured:
+    """Takes the place of a module's forward; copied and saved without its captures.
+
+    What was measured for it is saved with it, and known where it is loaded.
+    """
+
+    def __init__(self, module: nn.Module, max_error: float | None) -> None:
+        self.module, self.max_error = module, max_error
+        self.tuned = Learned()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.captures: dict[Any, list[Capture]] = {}
+        self.refusals: dict[Any, str] = {}
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "max_error": self.max_error, "tuned": self.tuned}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    @property
+    def __code__(self) -> Any:
+        return type(self.module).forward.__code__
+
+    @property
+    def __globals__(self) -> Any:
+        raise CannotScript  # torch.jit.script asks for them, to read a function's source
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        signature = inspect.signature(type(self.module).forward)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        capture, tensors = self.find(args, kwargs)
+        if capture is None:
+            return type(self.module).forward(self.module, *args, **kwargs)
+        try:
+            return capture(tensors)
+        except Mismatch:  # a tensor is cut into fewer pieces than was taken for granted
+            return type(self.module).forward(self.module, *args, **kwargs)
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Capture | None, Any]:
+        """The graph for these arguments, and the tensors among them."""
+        if torch.compiler.is_dynamo_compiling() or torch._C._is_tracing() or is_transformed():
+            return None, ()
+        key: Any = 1
+        tensors: Any = args
+        if kwargs or len(args) != 1 or type(args[0]) is not Tensor:
+            leaves, spec = tree_flatten((args, kwargs))
+            key, tensors = form_of(leaves, spec), [x for x in leaves if isinstance(x, Tensor)]
+        if key is None:
+            return None, ()
+        for capture in self.captures.get(key, ()):
+            if capture.guards.hold():
+                return capture, tensors
+        return self._anew(key, args, kwargs), tensors
+
+    def _anew(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture | None:
+        state = (key, self.module.training)
+        if state in self.refusals:
+            return None
+        with self._lock:
+            for capture in self.captures.get(key, ()):  # made by another thread meanwhile
+                if capture.guards.hold():
+                    return capture
+            try:
+                return self._capture(key, *tree_flatten((args, kwargs)))
+            except Refused as reason:
+                self.refusals[state] = str(reason)
+        for child in self.module.children():
+            arm(child, self.max_error)
+        return None
+
+    def _capture(self, key: Any, leaves: list[Any], spec: Any) -> Capture:
+        if sum(map(len, self.captures.values())) + len(self.refusals) >= MOST:
+            raise Refused(f"it changes: {MOST} graphs were made of it")
+        capture = Capture(self.module, leaves, spec, self.max_error)
+        if not capture.is_of_use:
+            raise Refused("nothing in it that tilewise computes")
+        for part in capture.opaque:
+            arm(part, self.max_error)
+        self.captures[key] = [capture, *self.captures.get(key, ())]
+        return capture
+
+
+def form_of(leaves: list[Any], spec: Any) -> Any:
+    """All of the arguments that a graph depends on; None where it cannot be compared."""
+    form: list[Any] = [spec]
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if type(leaf) not in PLAIN and not torch.compiler.is_compiling():
+                return None
+            form.append(Tensor)
+        elif isinstance(leaf, FIXED) and not isinstance(leaf, slice):
+            form += [type(leaf), leaf]
+        else:
+            return None
+    return tuple(form)
+
+
+def arm(module: nn.Module, max_error: float | None) -> None:
+    """Let a module be captured when it is called, and its parts: other methods than its forward,
+    such as the `decode` of an autoencoder, call those alone."""
+    _arm(module, max_error)
+    for child in module.children():
+        _arm(child, max_error)
+
+
+def _arm(module: nn.Module, max_error: float | None) -> None:
+    """A module alone, or what it holds if it has no forward."""
+    if "forward" in module.__dict__ or isinstance(module, torch.jit.ScriptModule) or not KNOWN:
+        return
+    if not any(type(part) in (nn.Conv2d, nn.Linear) for part in module.modules()):
+        return
+    if type(module).forward is nn.Module.forward or _copies_itself(module):  # a list, for example
+        for child in module.children():
+            _arm(child, max_error)
+    elif type(module) is nn.Conv2d or not type(module).__module__.startswith("torch.nn.modules.") \
+            or isinstance(module, nn.Sequential):
+        module.__dict__["forward"] = Captured(module, max_error)
+
+
+def _copies_itself(module: nn.Module) -> bool:
+    """Whether a copy might be made without telling, so that its forward would run another."""
+    return hasattr(type(module), "__deepcopy__") and not isinstance(module, fx.GraphModule)
+
+
+def all_captured(model: nn.Module) -> Iterator[Captured]:
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, Captured):
+            yield forward
+
+
+def blocks(model: nn.Module) -> list[Block]:
+    """The blocks of all graphs that were made so far, and those that a model itself holds."""
+    found = [block for captured in all_captured(model) for captures in captured.captures.values()
+             for capture in captures for block in capture.blocks]
+    return found + [module for module in model.modules() if isinstance(module, Block)]
+
+
+def prepare(model: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """Make the graph for such arguments, without running anything."""
+    forward = model.__dict__.get("forward")
+    if isinstance(forward, Captured):
+        forward.find(arguments, {})
+
+
+def is_whole(model: nn.Module) -> bool:
+    """Whether all of a model is in one graph, inside of which images lie channels-last."""
+    forward = model.__dict__.get("forward")
+    found = [capture for captures in getattr(forward, "captures", {}).values()
+             for capture in captures]
+    return bool(found) and all(c.is_channels_last and not c.opaque for c in found)

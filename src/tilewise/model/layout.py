@@ -1,0 +1,243 @@
+"""Channels-last inside a model, the caller's layout outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..conv.again import is_transformed, is_unwatched
+from ..conv.calls import is_channels_last
+from ..runtime.turning import laid_out
+from .effects import Effects, depends_on_layout, is_random, name_of, sees_layout
+
+# operators whose result lies as their argument does
+KEEPING = {"relu", "relu6", "relu_", "leaky_relu", "silu", "gelu", "hardswish", "hardsigmoid",
+           "sigmoid", "tanh", "hardtanh", "clamp", "add", "iadd", "sub", "mul", "imul", "div",
+           "truediv", "cat", "max_pool2d", "avg_pool2d", "interpolate", "batch_norm", "dropout",
+           "adaptive_avg_pool2d", "mish", "elu"}
+
+
+def enter(x: Any) -> Any:
+    """An image in channels-last; anything else as it is."""
+    if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
+        return x
+    if x.shape[1] == 1 and x.is_contiguous():  # the same memory, named by other strides
+        h, w = x.shape[2:]
+        return x.as_strided(x.shape, (h * w, 1, w, 1))
+    if x.requires_grad and torch.is_grad_enabled() and x.is_contiguous():
+        x = x.view_as(x)
+        x.register_hook(Tensor.contiguous)  # a gradient lies as what it is of
+    return _laid_out(x, torch.channels_last)
+
+
+def leave(results: tuple[Any, ...], inputs: tuple[Any, ...],
+          weight: Tensor | None = None) -> tuple[Any, ...]:
+    """Images in planes, unless torch's would be channels-last; what is one stays one."""
+    if _is_last(inputs) or (weight is not None and is_channels_last(weight)):
+        return results
+    left = {id(x): _laid_out(x) if isinstance(x, Tensor) else x for x in results}
+    return tuple(left[id(x)] for x in results)
+
+
+def _is_last(inputs: tuple[Any, ...]) -> bool:
+    """Whether the caller's images are channels-last."""
+    image = next((x for x in inputs if isinstance(x, Tensor) and x.dim() == 4), None)
+    return image is not None and not image.is_contiguous() and is_channels_last(image)
+
+
+def _laid_out(x: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """By our pass where nobody watches; not by contiguous(), which asks a fake tensor's driver."""
+    if x.is_contiguous(memory_format=layout):
+        return x
+    if (torch.is_grad_enabled() and x.requires_grad) or is_transformed() or not is_unwatched(x):
+        return x.clone(memory_format=layout)
+    return laid_out(x, layout, pooled=layout is torch.channels_last)
+
+
+class Drawn:
+    """Random numbers in the order in which planes lie, whatever the layout of the image."""
+
+    is_fresh = False
+    __name__ = __qualname__ = "drawn"  # which the code of a graph calls it by
+
+    def __init__(self, draw: Callable[..., Any]) -> None:
+        self.draw = draw
+
+    def __call__(self, inputs: tuple[Any, ...], x: Any, *args: Any, **options: Any) -> Any:
+        if not getattr(self.draw, "training", True) or not isinstance(x, Tensor) or (
+                x.dim() != 4 or x.is_contiguous() or _is_last(inputs)):
+            return self.draw(x, *args, **options)
+        plain = x.contiguous()
+        drawn = self.draw(plain, *args, **options)
+        if drawn is plain:
+            return x.copy_(plain)
+        return drawn.contiguous(memory_format=torch.channels_last)
+
+
+class Inside:
+    """The pass that lets images lie channels-last inside a graph.
+
+    `module_of` gives the module that a node calls, None for one of which nothing is known.
+    """
+
+    def __init__(self, graph: fx.Graph, module_of: Callable[[fx.Node], Any]) -> None:
+        self.graph, self.module_of = graph, module_of
+        self.effects = Effects(graph, module_of)
+        self.nodes = list(graph.nodes)
+        self.inputs = [node for node in self.nodes if node.op == "placeholder"]
+        self.output = self.nodes[-1]
+        outside = self.effects.root(None)
+        self._views: set[fx.Node] = set()
+        self.known_to_all = {node for node in self.nodes if self.effects.root(node) is outside}
+
+    def is_safe(self) -> bool:
+        """Whether nobody can tell how images lie, and what shares memory still does."""
+        if any(map(sees_layout, self.nodes)):
+            return False
+        if any(depends_on_layout(node, self.module_of(node)) and self.effects.is_told_apart(node)
+               for node in self.nodes):
+            return False
+        results = [self.effects.root(node) for node in dict.fromkeys(self.output.all_input_nodes)]
+        return len(results) == len(set(results)) and not any(map(self._is_seen_after, self.nodes))
+
+    def _is_seen_after(self, call: fx.Node) -> bool:
+        """Whether what an unknown module may have written to is used behind it."""
+        if not self._is_unknown(call):
+            return False
+        at, roots = self.effects.at, {self.effects.root(arg) for arg in call.all_input_nodes}
+        outside = self.effects.root(None)
+        return any(at(user) > at(call) for node in self.nodes[:at(call)]
+                   if self.effects.root(node) in roots - {outside} for user in node.users)
+
+    def _is_unknown(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and self.module_of(node) is None
+
+    def _leave_under_views(self) -> None:
+        """Where a result is a view, what it is a view of lies as the caller expects it."""
+        for result in list(self.output.all_input_nodes):
+            source = result
+            while self._is_ours(source) and self.effects.shares(source):
+                source = self.effects.shares(source)[0]
+            if source is result or not self._is_ours(source):
+                continue
+            self._views.add(result)
+            users = list(source.users)
+            with self.graph.inserting_before(source.next):
+                (left,) = self.left([source])
+            for user in users:
+                user.replace_input_with(source, left)
+
+    def run(self) -> None:
+        known = set(self._enter_inputs())
+        self._leave_under_views()
+        for node in self.nodes:
+            if self.is_block(node):
+                self._enter_before(node, known)
+                known.add(node)
+            elif name_of(node) == "view":
+                self._reshape(node)
+            elif self._is_unknown(node):
+                self._leave_before(node)
+            elif is_random(node, self.module_of(node)):
+                self._draw(node)
+            elif self._keeps(node) and any(arg in known for arg in node.all_input_nodes):
+                known.add(node)
+        self._leave_at_the_end()
+
+    def _enter_inputs(self) -> list[fx.Node]:
+        """Inputs are converted once where neither a write nor a result can reach them."""
+        if self.effects.writes_outside or any(
+                node in self.known_to_all for node in self.output.all_input_nodes):
+            return []
+        entered = []
+        for node in self.inputs:
+            users = list(node.users)
+            with self.graph.inserting_after(self.inputs[-1]):
+                entered.append(self.graph.call_function(enter, (node,)))
+            for user in users:
+                user.replace_input_with(node, entered[-1])
+        return entered
+
+    def _enter_before(self, block: fx.Node, known: set[fx.Node]) -> None:
+        image = block.args[0]
+        if isinstance(image, fx.Node) and image not in known:
+            with self.graph.inserting_before(block):
+                block.args = (self.graph.call_function(enter, (image,)), *block.args[1:])
+
+    def _reshape(self, node: fx.Node) -> None:
+        """A view across channels is one only in the caller's layout."""
+        if node.op == "call_method":
+            node.target = "reshape"
+
+    def _leave_before(self, node: fx.Node) -> None:
+        """Modules of which nothing is known get images as they would without us."""
+        self._replace_left(node, [arg for arg in node.all_input_nodes if self._is_ours(arg)])
+
+    def _leave_at_the_end(self) -> None:
+        self._replace_left(self.output, [node for node in self.output.all_input_nodes
+                                         if self._is_ours(node) and node not in self._views])
+
+    def _is_ours(self, node: fx.Node) -> bool:
+        """Whether a value lies in memory that the caller does not know."""
+        return node not in self.known_to_all
+
+    def _replace_left(self, user: fx.Node, images: list[fx.Node]) -> None:
+        if not images:
+            return
+        with self.graph.inserting_before(user):
+            for image, left in zip(images, self.left(images)):
+                user.replace_input_with(image, left)
+
+    def _draw(self, node: fx.Node) -> None:
+        call = self.module_of(node) if node.op == "call_module" else _function(node)
+        with self.graph.inserting_before(node):
+            new = self.drawn(Drawn(call), node.args, node.kwargs)
+        node.replace_all_uses_with(new)
+        self.graph.erase_node(node)
+
+    def _keeps(self, node: fx.Node) -> bool:
+        module = self.module_of(node) if node.op == "call_module" else None
+        name = type(module).__name__ if module is not None else name_of(node)
+        return name in KEEPING or name in (
+            "BatchNorm2d", "ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "Hardsigmoid", "LeakyReLU",
+            "Sigmoid", "MaxPool2d", "AvgPool2d", "Upsample", "Identity", "Mish", "Hardtanh")
+
+    # what graphs of different origin do differently
+
+    def is_block(self, node: fx.Node) -> bool:
+        """Whether a node is a convolution of ours."""
+        raise NotImplementedError
+
+    def drawn(self, call: Drawn, args: Any, kwargs: Any) -> fx.Node:
+        """A node that draws random numbers."""
+        raise NotImplementedError
+
+    def weight(self) -> fx.Node | None:
+        """A weight whose layout torch's results have."""
+        return None
+
+    def left(self, images: list[fx.Node]) -> list[fx.Node]:
+        """Nodes for images as the caller's code expects them."""
+        whole = self.graph.call_function(leave, (tuple(images), tuple(self.inputs), self.weight()))
+        return [self.graph.call_function(_item, (whole, i)) for i in range(len(images))]
+
+
+def _item(values: tuple[Any, ...], i: int) -> Any:
+    return values[i]
+
+
+class _Method:
+    """A method of a tensor as a function."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, x: Tensor, *args: Any, **options: Any) -> Any:
+        return getattr(x, self.name)(*args, **options)
+
+
+def _function(node: fx.Node) -> Callable[..., Any]:
+    return _Method(node.target) if isinstance(node.target, str) else node.target  # type: ignore[return-value]

@@ -1,0 +1,174 @@
+"""Modules: a convolution, and a convolution with what follows it in one call."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..conv.again import Again, Calls, can_repeat, form, settings
+from ..conv.ops import call_again, conv2d, conv2d_norm
+from ..conv.options import options_of, output_shape
+from ..core.errors import TilewiseError
+from ..kernels.activations import applied
+from ..runtime.weights import Norm, fold
+
+
+class Conv2d(nn.Conv2d):
+    """`torch.nn.Conv2d`, computed by tilewise.
+
+    >>> Conv2d(8, 4, 3, padding=1)(torch.randn(1, 8, 16, 16)).shape
+    torch.Size([1, 4, 16, 16])
+    """
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.padding_mode != "zeros":
+            return super()._conv_forward(x, weight, bias)
+        return conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups,
+                      max_error=getattr(self, "max_error", None))
+
+
+class Block(nn.Module):
+    """conv (+ batch norm) (+ residual) (+ activation) (+ max-pool), in one call where it may be.
+
+    It owns no parameters: they stay where the model has them.
+
+    Args:
+        conv: The convolution.
+        norm: A batch norm behind it, in eval mode folded into the weight.
+        activation: "relu" and the like, as in `tilewise.conv2d`.
+        pool: Side of the max-pooling windows; 1 is none.
+        max_error: Bound on the relative rms error, as in `tilewise.conv2d`.
+
+    >>> Block(torch.nn.Conv2d(8, 4, 3), activation="relu", pool=2)(torch.randn(1, 8, 10, 10)).shape
+    torch.Size([1, 4, 4, 4])
+    """
+
+    is_fresh = True  # its result shares memory with nothing
+
+    def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None = None,
+                 activation: str | None = None, pool: int = 1,
+                 max_error: float | None = None) -> None:
+        super().__init__()
+        self._parts = (conv, norm)  # in a tuple, and so not in the state_dict
+        self.activation, self.pool, self.max_error = activation, pool, max_error
+        self._calls = Calls()
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._anew(x, residual)
+        conv, norm = self._parts
+        bias = conv._parameters.get("bias") if norm is None else None
+        if not can_repeat(x, bias, residual):
+            return self._anew(x, residual)
+        key = self._key(x, bias, residual)
+        again = self._calls.find(key)
+        y = None if again is None else again(self._sources(), x, bias, residual)
+        return self._first(key, x, bias, residual) if y is None else y
+
+    def _first(self, key: object, x: Tensor, bias: Tensor | None,
+               residual: Tensor | None) -> Tensor:
+        """A call that is not remembered, or not valid any more; the next can be repeated."""
+        again = self._remembered(x, residual)
+        if again is None or key != self._key(x, bias, residual):  # changed by another thread
+            return self._anew(x, residual)
+        self._calls.keep(key, again)
+        y = again(self._sources(), x, bias, residual)
+        return self._anew(x, residual) if y is None else y
+
+    def _key(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> tuple[Any, ...]:
+        """All that a call depends on besides the values of tensors."""
+        return self._asks(), settings(), form(x), form(bias), form(residual)
+
+    def _sources(self) -> tuple[Tensor | None, ...]:
+        """The tensors that the prepared weight is made from."""
+        conv, norm = self._parts
+        own = conv._parameters.get  # as attributes they would be searched for
+        if norm is None:
+            return (own("weight"),)
+        values, statistics = norm._parameters.get, norm._buffers.get
+        return (own("weight"), own("bias"), statistics("running_mean"),
+                statistics("running_var"), values("weight"), values("bias"))
+
+    def _asks(self) -> tuple[Any, ...]:
+        """What the modules say now; they may be changed like any other."""
+        conv, norm = self._parts
+        return (self.activation, self.pool, self.max_error, conv.stride, conv.padding,
+                conv.dilation, conv.groups, None if norm is None else (norm.training, norm.eps))
+
+    def _remembered(self, x: Tensor, residual: Tensor | None) -> Again | None:
+        conv, norm = self._parts
+        if (norm is not None and norm.training) or (
+                residual is not None and not _same_shape(conv, x, residual)):
+            return None
+        options = options_of(conv.stride, conv.padding, conv.dilation, conv.groups,
+                             self.activation, self.pool, conv.weight.shape[2:])
+        return call_again(x, conv.weight, conv.bias, residual,
+                          None if norm is None else _values(norm), options, self.max_error)
+
+    def _anew(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        conv, norm = self._parts
+        if norm is not None and norm.training:
+            return self._step_by_step(norm(self._convolve(x)), residual)
+        if residual is not None and not _same_shape(conv, x, residual):
+            return self._step_by_step(self._convolve(x, norm=norm), residual)
+        return self._convolve(x, norm=norm, residual=residual,
+                              activation=self.activation, pool=self.pool)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_calls": Calls()}  # neither copied nor saved
+
+    def own(self) -> None:
+        """Replace the parts by one convolution of its own, the norm folded in for good."""
+        conv, norm = self._parts
+        weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+        if norm is not None:
+            weight, bias = fold(weight, bias, *_values(norm))
+        mine = copy.deepcopy(conv, {id(t): None for t in conv.parameters()})
+        mine.weight = nn.Parameter(weight, requires_grad=False)
+        mine.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._parts, self.conv, self.was_normed = (mine, None), mine, norm is not None
+        self.__class__ = _Folded
+
+    def _convolve(self, x: Tensor, norm: nn.BatchNorm2d | None = None, **tail: Any) -> Tensor:
+        conv = self._parts[0]
+        run = conv2d if norm is None else partial(conv2d_norm, norm=_values(norm))
+        return run(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation,
+                   conv.groups, max_error=self.max_error, **tail)
+
+    def _step_by_step(self, y: Tensor, residual: Tensor | None) -> Tensor:
+        y = y if residual is None else y + residual
+        y = y if self.activation is None else applied(self.activation)(y)
+        return y if self.pool == 1 else F.max_pool2d(y, self.pool)
+
+    def extra_repr(self) -> str:
+        conv, norm = self._parts
+        steps = [repr(conv), repr(norm) if norm else "", self.activation or "",
+                 f"pool{self.pool}" if self.pool > 1 else ""]
+        return " + ".join(step for step in steps if step)
+
+
+class _Folded(Block):
+    """A block around a convolution of its own, for inference only."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self.training:
+            raise TilewiseError("the model was optimised with keep_original=False and is in "
+                                "training mode: what was folded cannot be trained")
+        if self.was_normed and x.dim() != 4:
+            raise ValueError(f"expected 4D input (got {x.dim()}D input)")
+        return super().forward(x, residual)
+
+
+def _values(norm: nn.BatchNorm2d) -> Norm:
+    return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
+
+
+def _same_shape(conv: nn.Conv2d, x: Tensor, residual: Tensor) -> bool:
+    """Whether the sum neither broadcasts nor mixes types."""
+    shape = output_shape(x, conv.weight, conv.stride, conv.padding, conv.dilation)
+    return residual.dtype == x.dtype and tuple(residual.shape) == shape

@@ -1,0 +1,56 @@
+"""Bounds on what tilewise keeps."""
+
+from __future__ import annotations
+
+from ..conv.ops import ENGINE
+from ..core.isa import KNOWN
+from ..core.target import Target
+from ..kernels.cpu.emit.launch import KERNELS
+from ..kernels.cpu.memory import POOL
+from ..runtime.weights import MADE
+
+
+def set_memory_limit(pool: int | None = None, weights: int | None = None) -> None:
+    """How much memory is kept for later calls; 2 GiB each at the start.
+
+    Args:
+        pool: Bytes of free blocks, for outputs and scratch. Blocks in use are not limited.
+        weights: Bytes of weights that were packed or transformed for the kernels.
+
+    >>> set_memory_limit(pool=1 << 30, weights=1 << 30)
+    """
+    if pool is not None:
+        POOL.limit = pool
+    if weights is not None:
+        MADE.limit = weights
+
+
+def set_cache_limit(kernels: int | None = None, executables: int | None = None) -> None:
+    """How many compiled kernels and how many planned calls are kept in this process.
+
+    Args:
+        kernels: Compiled kernels, 512 at the start.
+        executables: Planned calls, 1024 at the start.
+
+    >>> set_cache_limit(kernels=512, executables=1024)
+    """
+    if kernels is not None:
+        KERNELS.limit = kernels
+    if executables is not None:
+        ENGINE.executables.limit = executables
+
+
+def algorithms(direction: str = "forward", device: str = "cpu") -> list[str]:
+    """Names of the algorithms that `conv2d` can use here, in the order in which they are asked.
+
+    Args:
+        direction: "forward", also for gradients of inputs, or "backward_weight".
+        device: "cpu", or "cuda" for GPUs of NVIDIA and AMD, as in torch.
+
+    >>> "vendor" in algorithms(), "cpu_winograd_weight" in algorithms("backward_weight")
+    (True, True)
+    """
+    here = Target.host() if device == "cpu" and KNOWN else None
+    return [algorithm.name for algorithm in ENGINE.planner.algorithms
+            if direction in algorithm.directions
+            and (algorithm.is_for(here) if here else algorithm.device in (None, device))]
