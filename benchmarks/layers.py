@@ -4,7 +4,7 @@
     python benchmarks/layers.py deeplab patchify      # those whose names begin so
     python benchmarks/layers.py -o layers.json
     python benchmarks/layers.py --save times.jsonl    # every candidate's time, to fit costs to
-    python benchmarks/layers.py --fine times.jsonl > tests/layers.json
+    python benchmarks/layers.py --fine times.jsonl > tests/support/layers.json
 
 Both get the same input and weight, in one layout, and make a fresh output in every call. The ratio
 is torch's least time over ours, of rounds in turns. `benchmarks/planner.py --again` reads what

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
-# run by tests: its blocks are files (tests/test_adding_an_algorithm.py), it needs scikit-image
-# (tests/test_filter2d_docs.py)
+# run by tests: its blocks are files (tests/project/test_adding_an_algorithm.py), it needs
+# scikit-image (tests/image/test_filter2d_docs.py)
 PERFORMED = {"adding-an-algorithm.md", "filter2d.md"}
 
 

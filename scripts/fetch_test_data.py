@@ -1,4 +1,4 @@
-"""Fetch pretrained weights and photographs for tests/test_pretrained.py, as the archives they are.
+"""Fetch the archives of weights and photographs that tests/model/test_pretrained.py reads.
 
     python scripts/fetch_test_data.py DIRECTORY
 

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from harness import STEPS, Mismatch, Operands, exact, keeps_integers, operands, rms, spread
+from support.harness import STEPS, Mismatch, Operands, exact, keeps_integers, operands, rms, spread
 from torch.nn import functional as F
 
 from tilewise.algorithms.gpu_common import GpuAlgorithm

@@ -9,9 +9,9 @@ from types import ModuleType
 from unittest import mock
 
 import pytest
-from harness import Mismatch
 from interpreter import MemoryFault
 from running import check
+from support.harness import Mismatch
 from triton.runtime.errors import InterpreterError
 
 from tilewise.algorithms.gpu_implicit_gemm import GpuImplicitGemm

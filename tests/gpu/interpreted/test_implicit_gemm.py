@@ -7,8 +7,8 @@ import random
 
 import pytest
 import torch
-from harness import LONG
 from running import check, drawn, expected, problems, run
+from support.harness import LONG
 
 from tilewise.algorithms.gpu_implicit_gemm import GpuImplicitGemm, split
 from tilewise.algorithms.gpu_table import rows

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from harness import LONG
 from running import check, drawn, expected, run
+from support.harness import LONG
 
 from tilewise.algorithms import gpu_winograd
 from tilewise.algorithms.gpu_winograd import GpuWinograd

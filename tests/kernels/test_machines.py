@@ -1,0 +1,80 @@
+"""Machines that are not this one: Arm's code compiles, and where there is none torch computes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+ARM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import llvmlite.binding as llvm
+from support.generated_code import kernels
+from tilewise.kernels.cpu.between import turn
+from tilewise.core import Problem, Schedule
+from tilewise.core.isa import ISA
+
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+triple = "aarch64-unknown-linux-gnu"
+machine = llvm.Target.from_triple(triple).create_target_machine(
+    cpu="generic", features="+neon", opt=3, reloc="pic")
+modules = {}
+for algorithm, p, t in kernels(("neon",)):
+    if algorithm.name not in modules:
+        s = algorithm.default(p, t)
+        seen = algorithm.seen_by_kernel(p).compiled
+        modules[algorithm.name] = algorithm.kernel().make(seen, s, t.row, *algorithm.more)
+modules["turn"] = turn.make(Problem(1, 3, 1, 1, 1, 1, 1), Schedule(), ISA["neon"])
+for name, module in modules.items():
+    module.ir.triple = triple
+    parsed = llvm.parse_assembly(str(module.ir))
+    parsed.verify()
+    assert machine.emit_object(parsed)[:4] == bytes([127]) + b"ELF"
+    assert "fpcr" in machine.emit_assembly(parsed).lower()
+print(*modules)
+"""
+NONE = """
+import platform
+platform.machine = lambda: "riscv64"
+import torch, tilewise
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+                      nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 38 * 38, 1024)).eval()
+x = torch.randn(2, 3, 40, 40)
+weight = model[0].weight
+assert torch.equal(tilewise.conv2d(x, weight, padding=1), F.conv2d(x, weight, padding=1))
+with torch.no_grad():
+    expected = model(x)
+    for fast in (tilewise.optimize(model), tilewise.optimize(model, x)):
+        assert torch.equal(fast(x), expected)
+fast.train()(x).sum().backward()
+assert model[0].weight.grad is not None
+try:
+    tilewise.Target.host()
+except tilewise.TilewiseError as error:
+    print(error)
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, str(TESTS)], capture_output=True, text=True,
+                          check=False)
+
+
+def test_kernels_compile_for_arm() -> None:
+    """An inline assembly that LLVM cannot read aborts the process."""
+    done = run(ARM)
+    assert done.returncode == 0, done.stderr
+    assert {"cpu_direct", "cpu_pointwise", "cpu_winograd", "turn"} <= set(done.stdout.split())
+
+
+def test_torch_computes_where_no_code_can_be_written() -> None:
+    done = run(NONE)
+    assert done.returncode == 0, done.stderr
+    assert "riscv64" in done.stdout
