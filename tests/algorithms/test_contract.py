@@ -45,6 +45,8 @@ PROBLEMS = tuple(map(Problem.parse, (
     "n1c4h7w6k5r2s3p1-0x0-2_f32_nchw_forward+bias+residual+relu",
     "n1c7h13w17k12r3s3u2p1_f32_forward+relu",
     "n1c7h13w17k12r3s3p2d2_f32_nchw_forward",
+    # a linear layer with a large weight
+    "n3c1031h1w1k1021r1s1_f32_forward+bias+relu",
     # 1x1 filters
     "n2c24h7w9k40r1s1_f32_forward+bias+relu",
     "n1c24h8w9k40r1s1u2_f32_nchw_forward",

@@ -156,7 +156,7 @@ def _row(candidate: Candidate, first: bool) -> tuple[str, str, str]:
     passes = f", then {', '.join(plan.after)}" if plan.after else ""
     rate = plan.problem.flops / plan.seconds / 1e9
     return mark + candidate.algorithm, (
-        f"{plan.seconds * 1e6:10.1f} us {plan.source:<8} {rate:8.1f} GF/s  "
+        f"{plan.seconds * 1e6:8.1f} us {plan.source:<8} {rate:7.1f} GF/s  "
         f"error <= {plan.error:.0e} "), f"{plan.schedule}{passes}"
 
 
