@@ -46,7 +46,7 @@ PROBLEMS = tuple(map(Problem.parse, (
     "n1c7h13w17k12r3s3u2p1_f32_forward+relu",
     "n1c7h13w17k12r3s3p2d2_f32_nchw_forward",
     # a linear layer with a large weight
-    "n3c1031h1w1k1021r1s1_f32_forward+bias+relu",
+    "n1c1031h1w1k1021r1s1_f32_forward+bias+relu",
     # 1x1 filters
     "n2c24h7w9k40r1s1_f32_forward+bias+relu",
     "n1c24h8w9k40r1s1u2_f32_nchw_forward",
