@@ -119,7 +119,7 @@ def share_of_peak(isa: str, tile: Tile) -> float:
     """Best rate over best rate, in turn, until it is what a quiet machine gives or time is up."""
     run_peak, peak_operations = peak.runner(isa, 1)
     times, best, best_peak = max(1, round(2e7 / tile.operations)), float("inf"), float("inf")
-    share, give_up = 0.0, time.monotonic() + 3
+    share, give_up = 0.0, time.monotonic() + 15
     while share < AIM[isa] and time.monotonic() < give_up:
         tile.move()
         for _ in range(40):
