@@ -18,8 +18,8 @@ from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.cpu_few_rows import CpuFewRows
 from tilewise.core import Epilogue, Problem, Schedule, Target
 from tilewise.core.isa import available
+from tilewise.kernels.cpu import emit
 from tilewise.kernels.cpu.conv import few_rows
-from tilewise.kernels.cpu.emit import function as emit
 from tilewise.kernels.cpu.emit.launch import launcher
 from tilewise.kernels.cpu.prepare import few_rows as few_rows_prepare
 

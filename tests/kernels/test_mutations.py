@@ -15,6 +15,7 @@ from support.guarded import UNTOUCHED, Mismatch, launch_guarded
 from support.mutations import PADDED, POOLED, Mutation, check, next_bias, whole_vectors
 
 from tilewise.core import Algorithm, Problem, Schedule, Target
+from tilewise.kernels.cpu import emit
 from tilewise.kernels.cpu.between import masks, pooling
 from tilewise.kernels.cpu.between.epilogue import activate, finish
 from tilewise.kernels.cpu.conv import (
@@ -32,7 +33,6 @@ from tilewise.kernels.cpu.conv import (
 from tilewise.kernels.cpu.conv.transforms import transform
 from tilewise.kernels.cpu.conv.windows import Windows
 from tilewise.kernels.cpu.emit import Index, Pointer, threads, tiling
-from tilewise.kernels.cpu.emit import function as emit
 from tilewise.kernels.cpu.emit.microkernel import Walk
 from tilewise.kernels.cpu.emit.threads import Y
 from tilewise.kernels.cpu.emit.tiling import emit_copy

@@ -14,8 +14,10 @@ from llvmlite import ir
 
 from ...matrix import PAIRS
 from .elements import FLOAT32
-from .function import I8, I64, PTR, VOID, Function, Index, Pointer
+from .function import Function
 from .microkernel import LINE, Walk
+from .pointers import Pointer
+from .values import I8, I64, PTR, VOID, Index
 
 TILE = 256  # floats in the memory of a tile
 MOST = 2  # tiles of C along an axis: two by two of them, two of A and two of B fill all eight

@@ -9,7 +9,6 @@ from typing import Any
 from llvmlite import ir
 
 from ....core.isa import Isa
-from .elements import ELEMENTS, Element
 from .pointers import Pointer
 from .values import (
     BOOL,
@@ -20,18 +19,10 @@ from .values import (
     I64,
     PTR,
     VOID,
-    Bits,
     Flag,
     Index,
-    Value,
     Vector,
-    Words,
-    bits_bytes,
 )
-
-__all__ = ["BOOL", "ELEMENTS", "F32", "F64", "I32", "I64", "I8", "PTR", "VOID", "Bits", "Element",
-           "Flag", "Function", "Index", "Loop", "Module", "Pointer", "Value", "Vector", "Words",
-           "bits_bytes"]
 
 
 class Loop:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .function import Function, Pointer, Vector
+from .function import Function
+from .pointers import Pointer
+from .values import Vector
 
 LINE = 16  # floats in a cache line
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from llvmlite import ir
 
-from .function import F32, I32, Function, Vector
+from .function import Function
+from .values import F32, I32, Vector
 
 I16 = ir.IntType(16)
 

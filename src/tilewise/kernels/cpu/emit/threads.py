@@ -19,7 +19,9 @@ from llvmlite import ir
 
 from ....core.apart import apart
 from . import amx
-from .function import I32, I64, PTR, VOID, Function, Index, Module, Pointer
+from .function import Function, Module
+from .pointers import Pointer
+from .values import I32, I64, PTR, VOID, Index
 
 # words of the frame that every kernel is called with
 (X, WEIGHT, BIAS, RESIDUAL, Y, SCRATCH, BATCH, THREADS, PARALLEL, TASK, WORKER, CHUNK,

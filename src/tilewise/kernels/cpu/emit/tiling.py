@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .function import Function, Index, Pointer
+from .function import Function
+from .pointers import Pointer
+from .values import Index
 
 
 def ceil_div(a: int, b: int) -> int:

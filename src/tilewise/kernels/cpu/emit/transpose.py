@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .function import Function, Vector
+from .function import Function
+from .values import Vector
 
 
 def transpose(f: Function, planes: list[Vector]) -> list[Vector]:
