@@ -197,6 +197,21 @@ def test_the_rest_is_torch_s(change: Callable[..., tuple[Tensor, ...]]) -> None:
         assert same_as_torch(*change(*operands(8)))
 
 
+def test_sizes_that_depend_on_data_can_be_exported() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(K, C), requires_grad=False)
+
+        def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+            return linear(x[chosen][None], self.weight)
+
+    x, chosen = torch.randn(6, C), torch.tensor([True, False, True, True, False, False])
+    model = Chosen()
+    exported = torch.export.export(model, (x, chosen)).module()
+    assert close(exported(x, chosen), F.linear(x[chosen][None], model.weight))
+
+
 def test_highest_is_float32() -> None:
     """Torch's own, unless it would pack the weight for a handful of rows."""
     assert same_as_torch(*operands(2))

@@ -71,6 +71,14 @@ def test_plain_floats_on_the_unit_s_row_are_those_of_avx512() -> None:
                 == generated_code.hash_of(algorithm, p, narrow, s))
 
 
+def test_a_1x1_filter_sees_every_pixel_as_a_row() -> None:
+    p = Problem.parse("n2c32h14w9k32r1s1_f32_forward")
+    for algorithm in ON_MATRIX.values():
+        seen = algorithm.seen_by_kernel(p)
+        assert (seen.h, seen.w) == (14 * 9, 1), algorithm.name  # the next image continues it
+        assert algorithm.seen_by_kernel(p.with_(stride=(2, 1))).h == 14
+
+
 def test_other_rows_have_no_unit() -> None:
     for algorithm in ON_MATRIX.values():
         for row in ("avx512", "avx2", "generic"):
