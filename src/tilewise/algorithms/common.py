@@ -36,7 +36,11 @@ class CpuAlgorithm(Algorithm):
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         from ..kernels.cpu.emit.launch import launcher
 
-        return launcher(self.kernel().make, self.seen_by_kernel(p), s, t.row, *self.more)
+        kernel, seen = self.kernel(), self.seen_by_kernel(p)
+        geometry = self._geometry(p, t, s)
+        names = getattr(kernel, "SIZES", None)  # without, code is for one size of images
+        sizes = None if names is None else [getattr(geometry, name) for name in names]
+        return launcher(kernel.make, seen, s, t.row, *self.more, sizes=sizes)
 
     def _geometry(self, p: Problem, t: Target, s: Schedule) -> Any:
         return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes, *self.more)

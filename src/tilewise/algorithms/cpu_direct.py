@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.algorithm import accumulation_error
 from ..core.cost import REGION, seconds, tile_cycles, traffic
+from ..core.cut import counts, piece_sizes
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
@@ -23,7 +24,7 @@ class CpuDirect(CpuAlgorithm):
     """Packs padded rectangles of the input, multiplies them in register tiles."""
 
     name = "cpu_direct"
-    version = 5
+    version = 6
     fuses = CpuAlgorithm.fuses | {"pool2"}
 
     def kernel(self) -> Any:
@@ -40,10 +41,8 @@ class CpuDirect(CpuAlgorithm):
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
             return (fits(t, s.tile_h * s.tile_w, s.vectors) and s.tile_h <= p.conv_h
-                    and s.tile_w <= p.conv_w and p.group_c % s.split == 0
+                    and p.group_c % s.split == 0
                     and s.k_parts <= math.ceil(p.group_k / (t.lanes * s.vectors))
-                    and _rows(p, s.tile_h, s.block_rows)
-                    and s.block_cols <= _most_cols(p, s.tile_w)
                     and not (s.streaming and (p.group_k % t.lanes or s.split > 1)))
 
         rows, cols = sorted({h for h, _ in TILES}), sorted({w for _, w in TILES})
@@ -120,13 +119,19 @@ def _with_blocks(p: Problem, t: Target, s: Any) -> Schedule:
                    streaming=s.streaming and split == 1)
 
 
+def row_cycles(t: Target, width: int, s: Any, steps: int) -> float:
+    """All register tiles of a row of tiles, each against one block of output channels."""
+    pieces = zip(piece_sizes(s.tile_w), counts(width, s.tile_w, s.vectors * s.tile_h), strict=True)
+    return sum(count * tile_cycles(t, s.tile_h * size, s.vectors, steps)
+               for size, count in pieces if count)
+
+
 def _cost(p: Problem, t: Target, s: Any) -> float:
     k_vectors = math.ceil(p.group_k / t.lanes)
-    tile_rows, tile_cols = math.ceil(p.conv_h / s.tile_h), math.ceil(p.conv_w / s.tile_w)
-    pixels = p.conv_h * p.conv_w / (tile_rows * tile_cols)  # tiles are evened out
+    tile_rows = math.ceil(p.conv_h / s.tile_h)
     steps = p.r * p.s * p.group_c
-    one = tile_cycles(t, max(1, round(pixels)), s.vectors, steps // s.split)
-    tiles = p.n * p.groups * tile_rows * tile_cols * k_vectors / s.vectors * s.split
+    row = row_cycles(t, p.conv_w, s, steps // s.split)
+    rows = p.n * p.groups * tile_rows * k_vectors / s.vectors * s.split
     row_blocks = math.ceil(tile_rows / s.block_rows)
     overlap = 1 + (p.span_h - p.stride[0]) / max(1, s.block_rows * s.tile_h * p.stride[0])
     read = max(1.0, overlap) * s.k_parts
@@ -141,5 +146,5 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     if p.epilogue.pool > 1:
         whole = p.output_bytes * p.epilogue.pool ** 2
         extra, pooling = extra + whole - p.output_bytes, REGION + traffic(t, 2 * whole)
-    return pooling + seconds(t, one * tiles + packed + stream + apart, p.image_bytes + extra, tasks,
+    return pooling + seconds(t, row * rows + packed + stream + apart, p.image_bytes + extra, tasks,
                              1 if s.split == 1 else 2, weight_traffic(p, t))

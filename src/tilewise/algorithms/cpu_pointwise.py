@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 from ..core.algorithm import accumulation_error
-from ..core.cost import seconds, tile_cycles
+from ..core.cost import seconds
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from .common import CpuAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
+from .cpu_direct import row_cycles
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 14, 24, 28)  # pixels of a register tile
 ALONE = 1.2  # times as long as cpu_direct takes to read the weights of one pixel, as measured
@@ -20,7 +21,7 @@ class CpuPointwise(CpuAlgorithm):
     """Lays all pixels of an image in one row; the kernel is that of cpu_direct."""
 
     name = "cpu_pointwise"
-    version = 4
+    version = 5
 
     def kernel(self) -> Any:
         from ..kernels.cpu.conv import direct
@@ -46,7 +47,6 @@ class CpuPointwise(CpuAlgorithm):
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
             return (fits(t, s.tile_w, s.vectors)
-                    and s.tile_w <= _in_a_row(p).conv_w
                     and s.k_parts <= math.ceil(p.k / (t.lanes * s.vectors))
                     and not (s.streaming and p.k % t.lanes))
 
@@ -61,12 +61,12 @@ class CpuPointwise(CpuAlgorithm):
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         q = _in_a_row(p)
         k_vectors, cols = math.ceil(p.k / t.lanes), math.ceil(q.conv_w / s.tile_w)
-        one = tile_cycles(t, max(1, round(q.conv_w / cols)), s.vectors, p.c)
-        tiles = p.n * q.conv_h * cols * k_vectors / s.vectors
+        row = row_cycles(t, q.conv_w, s, p.c)
+        rows = p.n * q.conv_h * k_vectors / s.vectors
         blocks = p.n * q.conv_h * math.ceil(cols / s.block_cols)
         stream = p.weight_bytes * blocks / t.lanes / 2
         weights = weight_traffic(p, t) * (ALONE if q.conv_w == 1 else 1.0)
-        return seconds(t, one * tiles + stream, p.image_bytes, blocks * s.k_parts,
+        return seconds(t, row * rows + stream, p.image_bytes, blocks * s.k_parts,
                        weights=weights)
 
 

@@ -274,6 +274,18 @@ class Problem:
         """What code depends on: not the batch."""
         return self.with_(n=1)
 
+    @cached_property
+    def code(self) -> str:
+        """Names all that code depends on if its kernel takes image sizes from its frame."""
+        shape = f"c{self.c}k{self.k}r{self.r}s{self.s}u{self.stride[0]}x{self.stride[1]}"
+        shape += f"d{self.dilation[0]}x{self.dilation[1]}g{self.groups}"
+        padded = "_padded" if self.is_padded else ""
+        return f"{shape}{padded}_{self.dtype}_{self.layout}_{self.direction}{self.epilogue}"
+
+    @property
+    def is_padded(self) -> bool:
+        return any(self.padding)
+
     @property
     def is_linear(self) -> bool:
         """Whether it is a product of matrices: every image is one pixel, and so is the filter."""

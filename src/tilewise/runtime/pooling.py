@@ -25,7 +25,7 @@ def max_pool(plan: Plan) -> Callable[[Tensor], Tensor]:
     if not ours:
         return lambda y: F.max_pool2d(y, size)
     bare = Problem(p.n, 1, p.conv_h, p.conv_w, p.k, 1, 1, epilogue=Epilogue(pool=size))
-    launch = launcher(pooling.make, bare, Schedule(), t.row)
+    launch = launcher(pooling.make, bare, Schedule(), t.row, sizes=pooling.sizes(bare))
 
     def run(y: Tensor) -> Tensor:
         pooled = memory.empty(p.n, p.out_h, p.out_w, p.k)

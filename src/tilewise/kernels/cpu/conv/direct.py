@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Epilogue, Problem
 from ....core.schedule import Schedule
@@ -20,6 +21,7 @@ from ..between.pooling import emit_pool
 from ..emit import Function, Index, Module, Pointer, Vector
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE, Walk, multiply
+from ..emit.sizes import InCode
 from ..emit.threads import (
     BATCH,
     BIAS,
@@ -32,46 +34,61 @@ from ..emit.threads import (
     emit_entry,
     emit_region,
 )
-from ..emit.tiling import Partition, ceil_div, emit_copy, emit_zero
+from ..emit.tiling import ceil_div, emit_copy, emit_pieces, emit_zero
 from .geometry import BlocksOfK
 
 CHUNK = 16  # steps between two times that weights are fetched
+SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_tiles", "row_blocks",
+         "col_blocks", "row_pitch", "pack_floats", "partial_floats", "lines_ahead", "pool_rows",
+         "pool_tasks", "pieces_0", "pieces_1", "pieces_2", "pieces_3")
 
 
 class Geometry(BlocksOfK):
     """Every size of a direct convolution."""
 
-    @cached_property
-    def rows(self) -> Partition:
-        return Partition(self.p.conv_h, self.s.tile_h)
+    # sizes that a kernel finds in its frame
 
     @cached_property
-    def cols(self) -> Partition:
-        return Partition(self.p.conv_w, self.s.tile_w)
+    def row_tiles(self) -> int:
+        return ceil_div(self.p.conv_h, self.s.tile_h)
 
     @cached_property
     def row_blocks(self) -> int:
-        return ceil_div(self.rows.count, self.s.block_rows)
+        return ceil_div(self.row_tiles, self.s.block_rows)
 
     @cached_property
     def col_blocks(self) -> int:
-        return ceil_div(self.cols.count, self.s.block_cols)
+        return ceil_div(self.p.conv_w, self.block_w)
 
     @cached_property
-    def slice_c(self) -> int:
-        """Input channels one task reduces over."""
-        return self.p.group_c // self.s.split
+    def last_pieces(self) -> tuple[int, ...]:
+        """Register tiles of each width in the last block of columns."""
+        start = min((self.col_blocks - 1) * self.block_w, max(0, self.p.conv_w - self.s.tile_w))
+        found = counts(self.p.conv_w - start, self.s.tile_w, self.s.vectors * self.s.tile_h)
+        return found + (0,) * (4 - len(found))
 
-    @cached_property
-    def packed(self) -> bool:
-        return any(self.p.padding) or self.p.groups > 1 or self.s.split > 1
+    @property
+    def pieces_0(self) -> int:
+        return self.last_pieces[0]
+
+    @property
+    def pieces_1(self) -> int:
+        return self.last_pieces[1]
+
+    @property
+    def pieces_2(self) -> int:
+        return self.last_pieces[2]
+
+    @property
+    def pieces_3(self) -> int:
+        return self.last_pieces[3]
 
     @cached_property
     def row_pitch(self) -> int:
         """Floats from one input row to the next, as the micro-kernel sees them."""
         if not self.packed:
             return self.p.w * self.p.c
-        width = self.cols.widest(self.s.block_cols)
+        width = min(self.p.conv_w, self.block_w)
         return ((width - 1) * self.p.stride[1] + self.p.span_w) * self.slice_c
 
     @cached_property
@@ -79,7 +96,7 @@ class Geometry(BlocksOfK):
         """Scratch of one worker."""
         if not self.packed:
             return 0
-        height = self.rows.widest(self.s.block_rows)
+        height = min(self.p.conv_h, self.s.block_rows * self.s.tile_h)
         floats = ((height - 1) * self.p.stride[0] + self.p.span_h) * self.row_pitch
         return ceil_div(floats, 16) * 16  # workers do not share a cache line
 
@@ -90,23 +107,6 @@ class Geometry(BlocksOfK):
             return 0
         return self.p.conv_h * self.p.conv_w * self.p.k * int(self.s.split)
 
-    def walk(self, vectors: int) -> Walk:
-        """The reduction, against a panel that is `vectors` wide."""
-        down = (self.p.r, self.p.dilation[0] * self.row_pitch)
-        width = vectors * self.lanes
-        if self.p.dilation[1] == 1:  # neighbouring taps are neighbours in memory
-            steps = self.p.s * self.slice_c
-            if self.lines_ahead:
-                return Walk.packed(width, down, (steps // CHUNK, CHUNK), (CHUNK, 1))
-            return Walk.packed(width, down, (steps, 1))
-        across = (self.p.s, self.p.dilation[1] * self.slice_c)
-        return Walk.packed(width, down, across, (self.slice_c, 1))
-
-    @cached_property
-    def task_tiles(self) -> int:
-        """Register tiles of a task against one block of output channels."""
-        return min(self.rows.count, self.s.block_rows) * min(self.cols.count, self.s.block_cols)
-
     @cached_property
     def lines_ahead(self) -> int:
         """Cache lines of the next block's weights to fetch in a chunk of steps.
@@ -114,17 +114,40 @@ class Geometry(BlocksOfK):
         With few pixels, weights are hardly used before the next are needed; with many, fetching
         them takes longer than waiting for them.
         """
-        steps = self.p.s * self.slice_c
-        if self.k_blocks == 1 or self.p.dilation[1] > 1 or steps % CHUNK or steps == CHUNK:
-            return 0
+        tiles = min(self.row_tiles, self.s.block_rows) * min(
+            ceil_div(self.p.conv_w, self.s.tile_w), self.s.block_cols)
         needed = CHUNK * self.s.vectors * self.lanes
-        return 0 if 2 * needed < LINE * self.task_tiles else ceil_div(
-            needed, LINE * self.task_tiles)
+        if not self.fetches or 2 * needed < LINE * tiles:
+            return 0
+        return ceil_div(needed, LINE * tiles)
+
+    # what the weight and the schedule fix
 
     @cached_property
-    def tile_fetches(self) -> int:
-        """Floats that one tile fetches."""
-        return self.depth // CHUNK * self.lines_ahead * LINE
+    def widths(self) -> tuple[int, ...]:
+        """Columns of register tiles."""
+        return piece_sizes(self.s.tile_w)
+
+    @cached_property
+    def block_w(self) -> int:
+        """Columns of a block that is not the last."""
+        return self.s.block_cols * self.s.tile_w
+
+    @cached_property
+    def slice_c(self) -> int:
+        """Input channels one task reduces over."""
+        return self.p.group_c // self.s.split
+
+    @cached_property
+    def packed(self) -> bool:
+        return self.p.is_padded or self.p.groups > 1 or self.s.split > 1
+
+    @cached_property
+    def fetches(self) -> bool:
+        """Whether code asks for the weights of the next block, if there are few pixels."""
+        steps = self.p.s * self.slice_c
+        return (self.k_blocks > 1 and self.p.dilation[1] == 1 and steps % CHUNK == 0
+                and steps > CHUNK)
 
     @cached_property
     def depth(self) -> int:
@@ -136,6 +159,18 @@ class Geometry(BlocksOfK):
         """Weights of one (group, slice)."""
         return self.depth * self.k_vectors * self.lanes
 
+    def walk(self, vectors: int, row_pitch: Any) -> Walk:
+        """The reduction, against a panel that is `vectors` wide."""
+        down = (self.p.r, row_pitch * self.p.dilation[0])
+        width = vectors * self.lanes
+        if self.p.dilation[1] == 1:  # neighbouring taps are neighbours in memory
+            steps = self.p.s * self.slice_c
+            if self.fetches:
+                return Walk.packed(width, down, (steps // CHUNK, CHUNK), (CHUNK, 1))
+            return Walk.packed(width, down, (steps, 1))
+        across = (self.p.s, self.p.dilation[1] * self.slice_c)
+        return Walk.packed(width, down, across, (self.slice_c, 1))
+
     def scratch_bytes(self, threads: int) -> int:
         return FLOAT32.bytes * (self.p.n * self.partial_floats + threads * self.pack_floats)
 
@@ -146,10 +181,6 @@ class Geometry(BlocksOfK):
         w = w.permute(0, 2, 4, 5, 3, 1).reshape(p.groups * self.s.split, self.depth, p.group_k)
         blocks, rest = self.in_blocks(w)
         return torch.cat([blocks.flatten(1), rest.flatten(1)], 1).contiguous()
-
-    def tasks(self, batch: Any) -> Any:
-        return (batch * (self.p.groups * self.s.split * self.row_blocks)
-                * (self.col_blocks * self.s.k_parts))
 
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
@@ -168,8 +199,8 @@ class _Task:
     weight: Pointer
     rows: tuple[Index, Index]
     cols: tuple[Index, Index]
+    pieces: list[Index]
     top: Index
-    left: Index
 
 
 class _Direct:
@@ -182,62 +213,78 @@ class _Direct:
         self.tiles = self._tiles()
         self.pack = self._pack() if self.g.packed else None
         body = self._body()
-        regions = [emit_region(self.m, "multiply",
-                               lambda f, frame: self.g.tasks(frame.load_index(BATCH)), body)]
+        regions = [emit_region(self.m, "multiply", self._tasks, body)]
         if self.s.split > 1:
             regions.append(self._reduction())
         if self.p.epilogue.pool > 1:
-            regions.append(emit_pool(self.m, self.p, self._result))
+            regions.append(emit_pool(self.m, self.p, self._sizes, self._result))
         emit_entry(self.m, regions)
         return self.m
 
+    def _sizes(self, f: Function) -> InCode:
+        """The geometry, with what image sizes decide from the frame."""
+        return InCode(f, self.g, SIZES)
+
+    def _tasks(self, f: Function, frame: Pointer) -> Index:
+        z = self._sizes(f)
+        fixed = self.p.groups * self.s.split * self.s.k_parts
+        return frame.load_index(BATCH) * fixed * z.row_blocks * z.col_blocks
+
     # the register tiles
 
-    def _tiles(self) -> dict[tuple[int, int, bool], Function]:
-        return {(height, width, end): self._tile(height, width, end)
-                for height in self.g.rows.sizes for width in self.g.cols.sizes
-                for end in self.g.ends}
+    def _tiles(self) -> dict[tuple[int, bool], Function]:
+        return {(width, end): self._tile(width, end)
+                for width in self.g.widths for end in self.g.ends}
 
-    def _tile(self, height: int, width: int, end: bool) -> Function:
+    def _tile(self, width: int, end: bool) -> Function:
         """One register tile; `end`: the last, incomplete block of output channels."""
-        p, g = self.p, self.g
+        p, g, height = self.p, self.g, self.s.tile_h
         channels, vectors = g.channels(end), g.vectors(end)
-        across, down = p.stride[1] * g.slice_c, p.stride[0] * g.row_pitch
-        pixels = [(i, j) for i in range(height) for j in range(width)]
-        with self.m.function(f"tile_{height}x{width}{'_end' if end else ''}", a="pointer",
-                             b="pointer", bias="pointer", residual="pointer", y="pointer",
-                             ahead="pointer") as f:
-            acc = multiply(f, f.a, f.b, [i * down + j * across for i, j in pixels], vectors,
-                           g.walk(vectors), self.s.unroll,
-                           (f.ahead, g.lines_ahead) if g.lines_ahead else None)
-            for (i, j), row in zip(pixels, acc, strict=True):
-                self._store(f, row, (i * p.conv_w + j) * p.k, channels)
+        across = p.stride[1] * g.slice_c
+        with self.m.function(f"tile_{height}x{width}{'_end' if end else ''}", frame="pointer",
+                             a="pointer", b="pointer", bias="pointer", residual="pointer",
+                             y="pointer", ahead="pointer") as f:
+            z = self._sizes(f)
+            pitch = z.row_pitch if height > 1 or p.r > 1 else 0
+            ahead = (f.ahead, z.lines_ahead) if g.fetches else None
+            rows = [pitch * (i * p.stride[0]) + j * across if i else j * across
+                    for i in range(height) for j in range(width)]
+            acc = multiply(f, f.a, f.b, rows, vectors, g.walk(vectors, pitch), self.s.unroll,
+                           ahead)
+            for i in range(height):
+                down = z.conv_w * (i * p.k) if i else 0
+                for j in range(width):
+                    self._store(f, acc[i * width + j], f.y + down, f.residual + down, j * p.k,
+                                channels)
         return f
 
-    def _store(self, f: Function, row: list[Vector], at: int, channels: int) -> None:
+    def _store(self, f: Function, row: list[Vector], y: Pointer, residual: Pointer, at: int,
+               channels: int) -> None:
         for j, value in enumerate(row):
             k = j * self.g.lanes
             count = min(self.g.lanes, channels - k)
-            value = finish(f, value, self.epilogue, (f.bias, k), (f.residual, at + k), count)
+            value = finish(f, value, self.epilogue, (f.bias, k), (residual, at + k), count)
             streaming = self.s.streaming and count == self.g.lanes
-            f.y.store(value, at + k, count=count, streaming=streaming)
+            y.store(value, at + k, count=count, streaming=streaming)
 
     # packing
 
     def _pack(self) -> Function:
         """Copy a rectangle of one slice of channels, zeros where it leaves the image."""
         p, c = self.p, self.g.slice_c
-        with self.m.function("pack", x="pointer", to="pointer", top="index", left="index",
-                             rows="index", cols="index") as f:
+        with self.m.function("pack", frame="pointer", x="pointer", to="pointer", top="index",
+                             left="index", rows="index", cols="index") as f:
+            z = self._sizes(f)
+            h, w, pitch = z.h, z.w, z.row_pitch
             start = (0 - f.left).maximum(0).minimum(f.cols)
-            stop = (p.w - f.left).maximum(start).minimum(f.cols)
+            stop = (w - f.left).maximum(start).minimum(f.cols)
             with f.loop(f.rows) as row:
-                y, to = f.top + row.i, f.to + row.i * self.g.row_pitch
-                with f.either((y >= 0) & (y < p.h)) as (inside, outside):
+                y, to = f.top + row.i, f.to + row.i * pitch
+                with f.either((y >= 0) & (y < h)) as (inside, outside):
                     with inside:
                         emit_zero(f, to, start * c)
                         self._copy_pixels(f, to + start * c,
-                                          f.x + (y * p.w + f.left + start) * p.c, stop - start)
+                                          f.x + (y * w + f.left + start) * p.c, stop - start)
                         emit_zero(f, to + stop * c, (f.cols - stop) * c)
                     with outside:
                         emit_zero(f, to, f.cols * c)
@@ -277,35 +324,43 @@ class _Direct:
 
     def _locate(self, f: Function, index: Index) -> _Task:
         """Decode a task number; pack its input where that is needed."""
-        g, p, s = self.g, self.p, self.s
-        col_block, index = index % g.col_blocks, index // g.col_blocks
-        row_block, index = index % g.row_blocks, index // g.row_blocks
+        g, p, s, z = self.g, self.p, self.s, self._sizes(f)
+        col_block, index = index % z.col_blocks, index // z.col_blocks
+        row_block, index = index % z.row_blocks, index // z.row_blocks
         part, index = index % s.split, index // s.split
         group, image = index % p.groups, index // p.groups
-        rows = (row_block * s.block_rows, ((row_block + 1) * s.block_rows).minimum(g.rows.count))
-        cols = (col_block * s.block_cols, ((col_block + 1) * s.block_cols).minimum(g.cols.count))
-        top, left = g.rows.start(rows[0]), g.cols.start(cols[0])
+        rows = (row_block * s.block_rows, ((row_block + 1) * s.block_rows).minimum(z.row_tiles))
+        top, bottom = self._row(z, rows[0]), self._row(z, rows[1] - 1) + s.tile_h
+        last = col_block.equals(z.col_blocks - 1)
+        left = (col_block * g.block_w).minimum((z.conv_w - s.tile_w).maximum(0))
+        right = ((col_block + 1) * g.block_w).minimum(z.conv_w)
         channel = group * p.group_c + part * g.slice_c
-        x = f.frame.load_pointer(X) + image * (p.h * p.w * p.c) + channel
-        in_top, in_left = top * p.stride[0] - p.padding[0], left * p.stride[1] - p.padding[2]
-        a = x + (in_top * p.w + in_left) * p.c
+        x = f.frame.load_pointer(X) + image * (z.h * z.w * p.c) + channel
+        in_top, in_left = top * p.stride[0] - z.top, left * p.stride[1] - z.left
+        a = x + (in_top * z.w + in_left) * p.c
         if self.pack:
             batch = f.frame.load_index(BATCH)
-            a = f.frame.load_pointer(SCRATCH) + batch * g.partial_floats + f.worker * g.pack_floats
-            in_rows = (g.rows.start(rows[1]) - top - 1) * p.stride[0] + p.span_h
-            in_cols = (g.cols.start(cols[1]) - left - 1) * p.stride[1] + p.span_w
-            f.call(self.pack, x, a, in_top, in_left, in_rows, in_cols)
-        at = ((image * p.conv_h + top) * p.conv_w + left) * p.k + group * p.group_k
+            a = f.frame.load_pointer(SCRATCH) + batch * z.partial_floats + f.worker * z.pack_floats
+            in_rows = (bottom - top - 1) * p.stride[0] + p.span_h
+            in_cols = (right - left - 1) * p.stride[1] + p.span_w
+            f.call(self.pack, f.frame, x, a, in_top, in_left, in_rows, in_cols)
+        at = ((image * z.conv_h + top) * z.conv_w + left) * p.k + group * p.group_k
+        pieces = [last.select(getattr(z, f"pieces_{i}"), f.index(s.block_cols if i == 0 else 0))
+                  for i in range(len(g.widths))]
         return _Task(
             a, self._output(f, part) + at, f.frame.load_pointer(RESIDUAL) + at,
             f.frame.load_pointer(BIAS) + group * p.group_k,
             f.frame.load_pointer(WEIGHT) + (group * s.split + part) * g.panel_floats,
-            rows, cols, top, left)
+            rows, (left, right), pieces, top)
+
+    def _row(self, z: InCode, tile: Index) -> Index:
+        """Where a row of tiles begins; the last is moved up to end with the image."""
+        return (tile * self.s.tile_h).minimum(z.conv_h - self.s.tile_h)
 
     def _output(self, f: Function, part: Index) -> Pointer:
         if self.s.split == 1:
             return self._result(f)
-        one_part = f.frame.load_index(BATCH) * (self.g.partial_floats // self.s.split)
+        one_part = f.frame.load_index(BATCH) * (self._sizes(f).partial_floats // self.s.split)
         return f.frame.load_pointer(SCRATCH) + part * one_part
 
     def _result(self, f: Function) -> Pointer:
@@ -314,46 +369,52 @@ class _Direct:
 
     def _block(self, f: Function, task: _Task, block: Index, last: Index, end: bool) -> None:
         """All tiles of a task against one block of output channels."""
-        g, p = self.g, self.p
+        g, p, z = self.g, self.p, self._sizes(f)
         channel = block * g.block_k
         weight = task.weight + channel * g.depth
-        ahead = weight if not g.lines_ahead else (
-            task.weight + self._next_block(f, block, last) * (g.block_k * g.depth))
-        for height, row in g.rows.pieces(f, *task.rows):
-            down = g.rows.start(row) - task.top
-            for width, col in g.cols.pieces(f, *task.cols):
-                across = g.cols.start(col) - task.left
-                a = task.a + (down * (p.stride[0] * g.row_pitch)
-                              + across * (p.stride[1] * g.slice_c))
-                at = (down * p.conv_w + across) * p.k + channel
-                number = (row - task.rows[0]) * (task.cols[1] - task.cols[0]) + col - task.cols[0]
-                f.call(self.tiles[height, width, end], a, weight, task.bias + channel,
-                       task.residual + at, task.y + at, ahead + number * g.tile_fetches)
+        ahead, fetched, across = weight, f.index(0), f.index(0)
+        if g.fetches:
+            ahead = task.weight + self._next_block(f, block, last) * (g.block_k * g.depth)
+            fetched = z.lines_ahead * (g.depth // CHUNK * LINE)  # floats that one tile fetches
+            across = sum(task.pieces[1:], task.pieces[0])
+        left, right = task.cols
+        with f.loop(task.rows[1], start=task.rows[0]) as row:
+            down = self._row(z, row.i) - task.top
+            a, at = task.a + down * z.row_pitch * p.stride[0], down * z.conv_w * p.k + channel
+            before = (row.i - task.rows[0]) * across
+            for width, col, number in emit_pieces(f, g.widths, task.pieces, f.index(0),
+                                                  right - left):
+                here = at + col * p.k
+                f.call(self.tiles[width, end], f.frame, a + col * (p.stride[1] * g.slice_c), weight,
+                       task.bias + channel, task.residual + here, task.y + here,
+                       ahead + (before + number) * fetched)
 
     # the second stage of a split reduction
 
     def _reduction(self) -> Function:
         """Sum the parts in their order, whatever thread made them; then the epilogue."""
         p, lanes = self.p, self.isa.lanes
-        image = p.conv_h * p.conv_w * p.k
         with self.m.function("sum", frame="pointer", task="index", worker="index") as f:
+            z = self._sizes(f)
             pointers = [f.frame.load_pointer(i) for i in (SCRATCH, BIAS, RESIDUAL)]
             (parts, bias, residual), y = pointers, self._result(f)
-            batch = f.frame.load_index(BATCH)
+            one_part = f.frame.load_index(BATCH) * (z.partial_floats // self.s.split)
 
             def one(k: Index | int, at: Index, count: int | None) -> None:
                 total = (parts + at).load(count=count)
                 for part in range(1, self.s.split):
-                    total = total + (parts + batch * (image * part) + at).load(count=count)
+                    total = total + (parts + one_part * part + at).load(count=count)
                 total = finish(f, total, p.epilogue, (bias, k), (residual, at), count)
                 (y + at).store(total, count=count)
 
-            with f.loop(p.conv_w) as col:
-                pixel = (f.task * p.conv_w + col.i) * p.k
+            width = z.conv_w
+            with f.loop(width) as col:
+                pixel = (f.task * width + col.i) * p.k
                 whole = p.k // lanes * lanes
                 with f.loop(whole, step=lanes) as k:
                     one(k.i, pixel + k.i, None)
                 if p.k > whole:
                     one(whole, pixel + whole, p.k - whole)
-        return emit_region(self.m, "reduce",
-                           lambda f, frame: frame.load_index(BATCH) * p.conv_h, f)
+        return emit_region(
+            self.m, "reduce",
+            lambda f, frame: frame.load_index(BATCH) * self._sizes(f).conv_h, f)

@@ -10,6 +10,7 @@ import torch
 
 from ....core.problem import Problem
 from ....core.schedule import Schedule
+from ..between.pooling import rows_a_task
 from ..emit.tiling import ceil_div
 
 
@@ -20,6 +21,49 @@ class Sizes:
     p: Problem
     s: Schedule
     lanes: int
+
+    @property
+    def h(self) -> int:
+        return self.p.h
+
+    @property
+    def w(self) -> int:
+        return self.p.w
+
+    @property
+    def top(self) -> int:
+        """Rows of padding above an image."""
+        return self.p.padding[0]
+
+    @property
+    def left(self) -> int:
+        """Columns of padding left of an image."""
+        return self.p.padding[2]
+
+    @property
+    def conv_h(self) -> int:
+        return self.p.conv_h
+
+    @property
+    def conv_w(self) -> int:
+        return self.p.conv_w
+
+    @property
+    def out_h(self) -> int:
+        return self.p.out_h
+
+    @property
+    def out_w(self) -> int:
+        return self.p.out_w
+
+    @property
+    def pool_rows(self) -> int:
+        """Rows of results that a task pools."""
+        return rows_a_task(self.p)
+
+    @property
+    def pool_tasks(self) -> int:
+        return ceil_div(self.out_h, self.pool_rows)
 
 
 class BlocksOfK(Sizes):

@@ -15,7 +15,7 @@ from llvmlite import ir
 from ...matrix import PAIRS
 from .elements import FLOAT32
 from .function import Function
-from .microkernel import LINE, Walk
+from .microkernel import LINE, Step, Walk
 from .pointers import Pointer
 from .values import I8, I64, PTR, VOID, Index
 
@@ -126,7 +126,7 @@ class _Unit:
         self.starts, self.level = starts, level
 
     def walk(self, a: Pointer, b: Pointer, ahead: Pointer,
-             loops: Sequence[tuple[int, int, int]], lines: int) -> Pointer:
+             loops: Sequence[tuple[int, Step, int]], lines: int) -> Pointer:
         """Emit the loops from the outermost inwards; where the prefetch has come to."""
         if not loops:
             return self.steps(a, b, ahead, lines)

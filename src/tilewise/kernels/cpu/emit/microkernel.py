@@ -11,21 +11,22 @@ from dataclasses import dataclass
 
 from .function import Function
 from .pointers import Pointer
-from .values import Vector
+from .values import Index, Vector
 
 LINE = 16  # floats in a cache line
+Step = int | Index  # constant, or known when the code runs
 
 
 @dataclass(frozen=True)
 class Walk:
     """The order of a reduction: loops of (count, step of a, step of b), the outermost first."""
 
-    loops: tuple[tuple[int, int, int], ...]
+    loops: tuple[tuple[int, Step, int], ...]
 
     @staticmethod
-    def packed(width: int, *a_loops: tuple[int, int]) -> Walk:
+    def packed(width: int, *a_loops: tuple[int, Step]) -> Walk:
         """Loops of (count, step of a) against rows of `width` floats read in order."""
-        loops: list[tuple[int, int, int]] = []
+        loops: list[tuple[int, Step, int]] = []
         step = width
         for count, stride in reversed(a_loops):
             loops.insert(0, (count, stride, step))
@@ -33,8 +34,8 @@ class Walk:
         return Walk(tuple(loops))
 
 
-def multiply(f: Function, a: Pointer, b: Pointer, rows: Sequence[int], vectors: int, walk: Walk,
-             unroll: int, ahead: tuple[Pointer, int] | None = None) -> list[list[Vector]]:
+def multiply(f: Function, a: Pointer, b: Pointer, rows: Sequence[Step], vectors: int, walk: Walk,
+             unroll: int, ahead: tuple[Pointer, Step] | None = None) -> list[list[Vector]]:
     """acc[i][j] = sum over the walk of a[rows[i]] * b[j-th vector].
 
     `ahead` is memory to bring into the second cache meanwhile: where it begins, and how many
@@ -52,13 +53,13 @@ def multiply(f: Function, a: Pointer, b: Pointer, rows: Sequence[int], vectors: 
 @dataclass(frozen=True)
 class _Tile:
     f: Function
-    rows: tuple[int, ...]
+    rows: tuple[Step, ...]
     vectors: int
     unroll: int
 
     def walk_fetching(self, a: Pointer, b: Pointer, acc: list[Vector],
-                      loops: Sequence[tuple[int, int, int]], ahead: Pointer,
-                      lines: int) -> tuple[Pointer, list[Vector]]:
+                      loops: Sequence[tuple[int, Step, int]], ahead: Pointer,
+                      lines: Step) -> tuple[Pointer, list[Vector]]:
         """The walk, with a share of other memory prefetched before every innermost loop."""
         (count, a_step, b_step), *inner = loops
         if count == 1 and len(inner) > 1:
@@ -68,14 +69,21 @@ class _Tile:
             if len(inner) > 1:
                 ahead, acc = self.walk_fetching(a, b, acc, inner, ahead, lines)
             else:
-                for line in range(lines):
-                    ahead.prefetch(line * LINE, level=2)
+                self.fetch(ahead, lines)
                 acc, ahead = self.walk(a, b, acc, inner), ahead + lines * LINE
             loop.values = [ahead, a + a_step, b + b_step, *acc]
         return loop.values[0], loop.values[3:]
 
+    def fetch(self, ahead: Pointer, lines: Step) -> None:
+        if isinstance(lines, int):
+            for line in range(lines):
+                ahead.prefetch(line * LINE, level=2)
+            return
+        with self.f.loop(lines) as line_:
+            (ahead + line_.i * LINE).prefetch(level=2)
+
     def walk(self, a: Pointer, b: Pointer, acc: list[Vector],
-             loops: Sequence[tuple[int, int, int]]) -> list[Vector]:
+             loops: Sequence[tuple[int, Step, int]]) -> list[Vector]:
         """Emit the loops from the outermost inwards."""
         (count, a_step, b_step), *inner = loops
         if not inner:
@@ -87,7 +95,7 @@ class _Tile:
             loop.values = [a + a_step, b + b_step, *self.walk(a, b, acc, inner)]
         return loop.values[2:]
 
-    def innermost(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: int,
+    def innermost(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: Step,
                   b_step: int) -> list[Vector]:
         """The innermost loop, `unroll` steps a turn, and what is left over."""
         turns, rest = divmod(count, self.unroll)
@@ -101,7 +109,7 @@ class _Tile:
             a, b, *acc = loop.values
         return self.steps(a, b, acc, rest, a_step, b_step)
 
-    def steps(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: int,
+    def steps(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: Step,
               b_step: int) -> list[Vector]:
         """`count` unrolled steps: the vectors of b against every row of the tile."""
         acc = list(acc)

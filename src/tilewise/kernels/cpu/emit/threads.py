@@ -26,7 +26,8 @@ from .values import I32, I64, PTR, VOID, Index
 # words of the frame that every kernel is called with
 (X, WEIGHT, BIAS, RESIDUAL, Y, SCRATCH, BATCH, THREADS, PARALLEL, TASK, WORKER, CHUNK,
  MASK, FOUND) = range(14)  # FOUND: a kernel saw a result that is not finite
-Frame = ctypes.c_int64 * 16
+SIZES = 16  # the first of the words that a kernel names itself
+Frame = ctypes.c_int64 * 48
 FLUSH_AND_ZERO = 0x8040  # MXCSR: denormal results and denormal operands count as zero
 FLUSH_ARM = 1 << 24  # FPCR: the same
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .function import Function
@@ -58,6 +58,19 @@ class Partition:
             high = last if size != self.big else last.minimum(self.bigs)
             with f.loop(high, start=low) as loop:
                 yield size, loop.i
+
+
+def emit_pieces(f: Function, sizes: Sequence[int], counts: Sequence[Index], first: Index,
+                last: Index) -> Iterator[tuple[int, Index, Index]]:
+    """Emit loops over pieces of an axis; yields size, start and number, once per size.
+
+    So many pieces of each size follow each other; none goes beyond `last`.
+    """
+    number = f.index(0)
+    for size, count in zip(sizes, counts, strict=True):
+        with f.loop(count) as loop:
+            yield size, (first + loop.i * size).minimum(last - size), number + loop.i
+        first, number = first + count * size, number + count
 
 
 def emit_copy(f: Function, to: Pointer, source: Pointer, count: Index | int) -> None:
