@@ -33,6 +33,13 @@ class CpuAlgorithm(Algorithm):
 
         return memory.keep(self._geometry(p, t, s).pack_weight(weight))
 
+    def is_compiled(self, p: Problem, t: Target, s: Schedule) -> bool:
+        from ..kernels.cpu.emit.launch import is_compiled
+
+        kernel = self.kernel()
+        return is_compiled(kernel.make, self.seen_by_kernel(p), s, t.row, *self.more,
+                           any_size=hasattr(kernel, "SIZES"))
+
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         from ..kernels.cpu.emit.launch import launcher
 

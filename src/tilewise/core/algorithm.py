@@ -86,6 +86,10 @@ class Algorithm:
         """
         return p.weight, s
 
+    def is_compiled(self, p: Problem, t: Target, s: Schedule) -> bool:
+        """Whether `build` has nothing to compile: the code is in the process or on disk."""
+        return True
+
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         """Compile; returns the function that runs it."""
         raise NotImplementedError

@@ -91,6 +91,11 @@ class Filter:
         """What code depends on: not the size of the image, its border or the anchor."""
         return self.with_(n=1, h=1, w=1, anchor=(0, 0), border="constant", in_lines=False)
 
+    @property
+    def code(self) -> str:
+        """Names all that code depends on."""
+        return str(self.compiled)
+
     def with_(self, **changes: object) -> Filter:
         """A copy with some fields changed; what a filter has no word for stays as it is."""
         known = {name: value for name, value in changes.items() if name not in FIXED}

@@ -14,15 +14,16 @@ from ..core.problem import Problem
 from ..core.progress import Tell, counting, silent
 from ..core.schedule import Schedule
 from ..core.target import Target
+from .classes import representative, share
 from .measure import interleaved
 from .search import EFFORTS, shortlist
-from .wisdom import Wisdom, bucket
+from .wisdom import Wisdom
 
 ROUNDS = 7  # in which candidates take turns
 CLOSE = 1.15  # those that take at most this much longer than the fastest meet again
-# batches whose code serves others, if it takes them at most so many times as long as their own
-COMMON = {1: 1.1, 8: 1.1}
-ROUNDED = 1.5  # the same for the next power of two
+# code that a layer has already is taken if it costs at most so many times as long, or so many
+# seconds more: where the best would have to be compiled, and where it would not
+NEW, OLD = (1.2, 3e-5), (1.05, 5e-6)
 Code = tuple[str, Schedule]  # an algorithm and its schedule
 Start = Callable[[Plan], Callable[[], object]]  # makes a plan ready to be timed
 
@@ -46,8 +47,8 @@ class Planner:
         self.wisdom = Wisdom() if wisdom is None else wisdom
         # decided elsewhere: comes before all that is known here, and is never saved
         self.decided = Wisdom(dict(self.wisdom.versions))
-        self._codes: Lru[Code] = Lru(limit=2048)
-        self._sources: Lru[int] = Lru(limit=2048)
+        self._choices: Lru[Code] = Lru(limit=4096)  # by class of problems
+        self._codes: Lru[tuple[Code, ...]] = Lru(limit=2048)  # chosen so far, by layer
 
     def algorithm(self, name: str) -> Algorithm:
         for algorithm in self.algorithms:
@@ -62,7 +63,7 @@ class Planner:
         answers = self._ranked(p, t, max_error, bits)
         if not answers or answers[0].plan is None:
             return answers
-        plan = self._with_known_code(answers[0].plan, max_error, bits)
+        plan = self._estimated(p, t, max_error, bits)
         rest = [a for a in answers if a.plan is None or a.algorithm != plan.algorithm]
         return [Candidate(plan.algorithm, plan), *rest]
 
@@ -84,61 +85,53 @@ class Planner:
         known = self._remembered(p, t, max_error, bits)
         if known is not None and effort != "exhaustive":
             return known
+        if effort == "estimate":
+            return self._estimated(p, t, max_error, bits)
         answers = self.candidates(p, t, max_error, bits)
-        plans = [answer.plan for answer in answers if answer.plan]
-        if not plans:
-            raise NoAlgorithm(p, t, {answer.algorithm: answer.reasons for answer in answers})
+        plans = _plans(answers, p, t)
         if effort == "wisdom_only":
             return next((plan for plan in plans if self._is_baseline(plan)), plans[0])
-        return plans[0] if effort == "estimate" else self._learned(plans, effort, max_error, bits)
+        return self._learned(plans, effort, max_error, bits)
 
-    def _with_known_code(self, plan: Plan, max_error: float | None, bits: int) -> Plan:
-        """The code of another batch, if that is nearly as good: a server meets many batches.
+    def _estimated(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Plan:
+        """What is chosen for all problems of its class, with the costs of this one."""
+        like, held = representative(p), _holds(max_error, bits)
+        key = (like, t, max_error, bits)
+        code = self._choices.get(key) or self._choices.put(key, self._choose(*key))
+        plan = self._with_code(code, p, t, held)
+        return plan or _plans(self._ranked(p, t, max_error, bits), p, t)[0]
 
-        It depends on the problem alone, not on what was called before, and so do the results.
+    def _choose(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Code:
+        """The best code, or some that the layer has already and that is nearly as good.
+
+        A new image size then needs neither a compiler nor another form of the weight. It is
+        weighed on two threads, whatever the number.
         """
-        p, t = plan.problem, plan.target
-        n = self._source(p, t, max_error, bits)
-        code = self._code(p.with_(n=n), t, max_error, bits) if n != p.n else None
-        return (self._again(code, plan) if code else None) or plan
+        layer, common = (p.code, t, max_error, bits), t.with_(threads=2)
+        best = _plans(self._ranked(p, t, max_error, bits), p, t)[0]
+        known, held = self._codes.get(layer) or (), best.held
+        least = self._seconds((best.algorithm, best.schedule), p, common, held)
+        times, more = OLD if self._is_compiled(best) else NEW
+        costs = {code: self._seconds(code, p, common, held) for code in known}
+        near = [code for code in known if costs[code] <= max(times * least, least + more)]
+        code = min(near, key=costs.__getitem__) if near else (best.algorithm, best.schedule)
+        self._codes.put(layer, tuple(dict.fromkeys((*known, code))))
+        return code
 
-    def _source(self, p: Problem, t: Target, max_error: float | None, bits: int) -> int:
-        """The batch whose code is used, found on two threads, whatever the number."""
-        key, common = (p, t.with_(threads=2), max_error, bits), t.with_(threads=2)
-        found = self._sources.get(key)
-        if found is None:
-            best = self._ranked(p, common, max_error, bits)[0].plan
-            found = self._sources.put(key, p.n if best is None else next(
-                (n for n, room in {**COMMON, bucket(p): ROUNDED}.items() if n == p.n or
-                 self._is_near(best, p.with_(n=n), room, max_error, bits)), p.n))
-        return found
+    def _seconds(self, code: Code, p: Problem, t: Target, held: bool) -> float:
+        plan = self._with_code(code, p, t, held)
+        return float("inf") if plan is None else plan.seconds
 
-    def _is_near(self, best: Plan, other: Problem, room: float, max_error: float | None,
-                 bits: int) -> bool:
-        """Whether another batch's code takes at most so many times as long as the best."""
-        code = self._code(other, best.target, max_error, bits)
-        same = self._again(code, best) if code else None
-        return same is not None and same.seconds <= room * best.seconds
+    def _is_compiled(self, plan: Plan) -> bool:
+        return self.algorithm(plan.algorithm).is_compiled(plan.inner, plan.target, plan.schedule)
 
-    def _code(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Code | None:
-        """What an estimate says, without wisdom; remembered, since many batches ask for it."""
-        key = (p, t, max_error, bits)
-        found = self._codes.get(key)
-        if found is None:
-            plan = self._ranked(p, t, max_error, bits)[0].plan
-            if plan is not None:
-                plan = self._with_known_code(plan, max_error, bits)
-                found = self._codes.put(key, (plan.algorithm, plan.schedule))
-        return found
-
-    def _again(self, code: Code, plan: Plan) -> Plan | None:
-        """A plan of the same problem with other code, if that is legal."""
+    def _with_code(self, code: Code, p: Problem, t: Target, held: bool) -> Plan | None:
+        """A plan of a problem with such code, if that is legal."""
         algorithm, schedule = self.algorithm(code[0]), code[1]
-        inner = inner_problem(algorithm, plan.problem)
-        if algorithm.reject(inner, plan.target) or not _is_legal(algorithm, inner, plan.target,
-                                                                 schedule):
+        inner = inner_problem(algorithm, p)
+        if algorithm.reject(inner, t) or not _is_legal(algorithm, inner, t, schedule):
             return None
-        return _plan(algorithm, plan.problem, plan.target, inner, schedule, plan.held)
+        return _plan(algorithm, p, t, inner, schedule, held)
 
     def measure(self, plans: Sequence[Plan], tell: Tell = silent) -> list[Plan]:
         """The plans with their measured times, the fastest first; hopeless ones are left out."""
@@ -174,6 +167,8 @@ class Planner:
     def _remembered(self, p: Problem, t: Target, max_error: float | None,
                     bits: int) -> Plan | None:
         """What was decided, else what wisdom says, if its algorithm still stands by it."""
+        if not self.decided.entries and not self.wisdom.entries:
+            return None
         entry = self.decided.find(p, t) or self.wisdom.find(p, t, max_error, bits)
         algorithm = next((a for a in self.algorithms if entry and a.name == entry.algorithm), None)
         if entry is None or algorithm is None or algorithm.version != entry.version:
@@ -182,7 +177,7 @@ class Planner:
         if algorithm.reject(inner, t) or not _is_legal(algorithm, inner, t, entry.schedule):
             return None
         plan = replace(_plan(algorithm, p, t, inner, entry.schedule, _holds(max_error, bits)),
-                       source="wisdom", seconds=entry.seconds * p.n / max(1, bucket(p)))
+                       source="wisdom", seconds=entry.seconds * share(p))
         return None if self._complaints(plan, max_error, bits) else plan
 
     def _is_baseline(self, plan: Plan) -> bool:
@@ -255,12 +250,29 @@ def _holds(max_error: float | None, bits: int) -> bool:
 
 def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
           schedule: Schedule | None, held: bool = False) -> Plan:
-    if schedule is None:  # one for all batches of a bucket, so that they share a kernel
-        schedule = algorithm.default(inner.with_(n=bucket(p)), t)
+    if schedule is None:
+        schedule = _default(algorithm, p, t, inner)
     plan = Plan(p, t, algorithm.name, algorithm.version, schedule, inner,
                 algorithm.cost(inner, t, schedule), "estimate",
                 algorithm.bound(inner, t, schedule, held), held)
     return replace(plan, seconds=plan.seconds + _passes(plan))
+
+
+def _default(algorithm: Algorithm, p: Problem, t: Target, inner: Problem) -> Schedule:
+    """One for all sizes of a class, so that they share a kernel, if it fits this one too."""
+    like = inner_problem(algorithm, representative(p))
+    if algorithm.reject(like, t):
+        return algorithm.default(inner, t)
+    schedule = algorithm.default(like, t)
+    return schedule if _is_legal(algorithm, inner, t, schedule) else algorithm.default(inner, t)
+
+
+def _plans(answers: Sequence[Candidate], p: Problem, t: Target) -> list[Plan]:
+    """Those that there are; at least one."""
+    plans = [answer.plan for answer in answers if answer.plan]
+    if not plans:
+        raise NoAlgorithm(p, t, {answer.algorithm: answer.reasons for answer in answers})
+    return plans
 
 
 def _passes(plan: Plan) -> float:

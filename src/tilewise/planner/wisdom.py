@@ -18,6 +18,7 @@ from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
+from .classes import representative, share
 
 FORMAT = 2
 WITHIN = " within "  # what a key says of the error admitted comes after it
@@ -30,7 +31,7 @@ class Entry:
     algorithm: str
     version: int
     schedule: Schedule
-    seconds: float  # for a whole bucket
+    seconds: float  # for the representative of its class
     versions: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -63,15 +64,10 @@ def _checked(value: Any, *types: type) -> Any:
 def key(p: Problem, t: Target, max_error: float | None = None, bits: int = 0) -> str:
     """Problem, machine and what was asked of the result: who admits more has other answers.
 
-    The batch is in powers of two, since no kernel compiles it in.
+    Batch and image size are those of the problem's class, since no kernel compiles them in.
     """
     asked = "" if max_error is None else f"{WITHIN}{max_error:.1e} {bits} bits"
-    return f"{p.with_(n=bucket(p))} on {t} l2={t.l2 >> 10}k{asked}"
-
-
-def bucket(p: Problem) -> int:
-    """The batch, rounded up to a power of two."""
-    return 1 << (p.n - 1).bit_length() if p.n else 0
+    return f"{representative(p)} on {t} l2={t.l2 >> 10}k{asked}"
 
 
 class Wisdom:
@@ -91,7 +87,7 @@ class Wisdom:
         """The answer to who asked for so much."""
         self.entries[key(plan.problem, plan.target, max_error, bits)] = Entry(
             plan.algorithm, plan.version, plan.schedule,
-            plan.seconds * bucket(plan.problem) / max(1, plan.problem.n), self.versions)
+            plan.seconds / (share(plan.problem) or 1.0), self.versions)
 
     def merge(self, other: Wisdom) -> None:
         """Take what is new; of two entries of the same versions the faster stays."""

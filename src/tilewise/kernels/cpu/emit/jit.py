@@ -75,8 +75,7 @@ def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str) -> Code
     """The code that `make` writes, from the cache where it is there."""
     if isa.matrix and not may_use_tiles():
         raise TilewiseError(f"isa is {isa.name!r}, needs an operating system that admits it")
-    digest = hashlib.sha256(f"{ORIGIN}|{isa}|{key}".encode()).hexdigest()
-    path = cache_directory() / f"{digest[:40]}.o"
+    path, digest = _place(key, isa)
     _warn_if_shared(path.parent)
 
     def work() -> Code:
@@ -85,6 +84,17 @@ def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str) -> Code
             return _cached(path, digest, names) or _compiled(make(isa), path, digest, names)
 
     return apart(work)
+
+
+def is_kept(key: str, isa: Isa) -> bool:
+    """Whether the disk has such code."""
+    return _place(key, isa)[0].exists()
+
+
+def _place(key: str, isa: Isa) -> tuple[Path, str]:
+    """Where code is kept, and under what."""
+    digest = hashlib.sha256(f"{ORIGIN}|{isa}|{key}".encode()).hexdigest()
+    return cache_directory() / f"{digest[:40]}.o", digest
 
 
 def _cached(path: Path, digest: str, names: tuple[str, ...]) -> Code | None:

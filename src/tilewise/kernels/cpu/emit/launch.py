@@ -31,7 +31,7 @@ def launcher(make: Make, p: Problem, s: Schedule, isa: Isa, *more: int,
     `sizes` are the words that this kernel's code reads from its frame; without them, the code is
     for images of this size alone. It returns what the kernel found, for those that look; else 0.
     """
-    name = str(p.compiled) if sizes is None else p.code
+    name = _name(p, sizes is not None)
     key = (make, name, s, isa, *more)
     entry = KERNELS.get(key) or KERNELS.put(key, _load(make, name, p, s, isa, *more,
                                                       fixed=sizes is None))
@@ -49,9 +49,25 @@ def launcher(make: Make, p: Problem, s: Schedule, isa: Isa, *more: int,
     return launch
 
 
+def is_compiled(make: Make, p: Problem, s: Schedule, isa: Isa, *more: int,
+                any_size: bool) -> bool:
+    """Whether a launcher has nothing to compile."""
+    name = _name(p, any_size)
+    return (KERNELS.get((make, name, s, isa, *more)) is not None
+            or jit.is_kept(_key(make, name, s, *more), isa))
+
+
+def _name(p: Problem, any_size: bool) -> str:
+    """Of all in a problem that code depends on."""
+    return p.code if any_size else str(p.compiled)
+
+
+def _key(make: Make, name: str, s: Schedule, *more: int) -> str:
+    return "|".join([f"{make.__module__}.{make.__qualname__}", name, s.to_json(), *map(str, more)])
+
+
 def _load(make: Make, name: str, p: Problem, s: Schedule, isa: Isa, *more: int,
           fixed: bool) -> Entry:
     seen: Any = p.compiled if fixed else Code(p)
-    key = "|".join([f"{make.__module__}.{make.__qualname__}", name, s.to_json(), *map(str, more)])
-    return jit.load(lambda isa: make(seen, s, isa, *more), key, isa,
+    return jit.load(lambda isa: make(seen, s, isa, *more), _key(make, name, s, *more), isa,
                     "entry").function("entry", ctypes.c_void_p)

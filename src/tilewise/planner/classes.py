@@ -1,0 +1,54 @@
+"""Classes of problems that one choice serves: images of about the same size, batches too."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from ..core.problem import Problem
+
+# sides of images in steps of about the root of two; those of 224 and 640 pixels, halved again and
+# again, are among them
+SIDES = (1, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 320, 448, 640, 896, 1280,
+         1792, 2560)
+
+
+@lru_cache(maxsize=4096)
+def side(pixels: int) -> int:
+    """The nearest of the sides of a square image with so many pixels."""
+    return min(SIDES, key=lambda s: abs(math.log(s * s / pixels)))
+
+
+def bucket(p: Problem) -> int:
+    """The batch, rounded up to a power of two."""
+    return 1 << (p.n - 1).bit_length() if p.n else 0
+
+
+def representative(p: Problem) -> Problem:
+    """The problem that is planned instead: the nearest square image, the next batch.
+
+    Gradients of weights are planned for their own size, as their code is; so are linear layers,
+    whose rows decide, and filters.
+    """
+    if not isinstance(p, Problem) or p.is_linear or p.direction == "backward_weight":
+        return p.with_(n=bucket(p))
+    found = _square(p, side(p.conv_h * p.conv_w))
+    return found if found is not None else p.with_(n=bucket(p))
+
+
+def _square(p: Problem, outputs: int) -> Problem | None:
+    """The same convolution with so many outputs each way, if there is one."""
+    top, bottom, left, right = p.padding
+    h = (outputs - 1) * p.stride[0] + p.span_h - top - bottom
+    w = (outputs - 1) * p.stride[1] + p.span_w - left - right
+    if min(h, w) < 1 or outputs < p.epilogue.pool:
+        return None
+    return p.with_(n=bucket(p), h=h, w=w)
+
+
+def share(p: Problem) -> float:
+    """How much of the representative's work a problem is."""
+    like = representative(p)
+    if not isinstance(p, Problem):
+        return p.n / max(1, like.n)
+    return p.n * p.conv_h * p.conv_w / max(1, like.n * like.conv_h * like.conv_w)
