@@ -33,21 +33,25 @@ class CpuAlgorithm(Algorithm):
 
         return memory.keep(self._geometry(p, t, s).pack_weight(weight))
 
+    def compiled_schedule(self, s: Schedule) -> Schedule:
+        """What of a schedule is in the code."""
+        return s.without(getattr(self.kernel(), "FREE", ()))
+
     def is_compiled(self, p: Problem, t: Target, s: Schedule) -> bool:
         from ..kernels.cpu.emit.launch import is_compiled
 
         kernel = self.kernel()
-        return is_compiled(kernel.make, self.seen_by_kernel(p), s, t.row, *self.more,
-                           any_size=hasattr(kernel, "SIZES"))
+        return is_compiled(kernel.make, self.seen_by_kernel(p), self.compiled_schedule(s), t.row,
+                           *self.more, any_size=hasattr(kernel, "SIZES"))
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         from ..kernels.cpu.emit.launch import launcher
 
-        kernel, seen = self.kernel(), self.seen_by_kernel(p)
-        geometry = self._geometry(p, t, s)
+        kernel, geometry = self.kernel(), self._geometry(p, t, s)
         names = getattr(kernel, "SIZES", None)  # without, code is for one size of images
         sizes = None if names is None else [getattr(geometry, name) for name in names]
-        return launcher(kernel.make, seen, s, t.row, *self.more, sizes=sizes)
+        return launcher(kernel.make, geometry.p, self.compiled_schedule(s), t.row, *self.more,
+                        sizes=sizes)
 
     def _geometry(self, p: Problem, t: Target, s: Schedule) -> Any:
         return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes, *self.more)

@@ -17,6 +17,7 @@ from .common import CpuAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
 TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1, 2), (1, 1),
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
 ROWS = (1, 2, 4, 7, 8, 14, 16, 28)
+MET = 4  # tiles with the fewest cycles whose costs are compared
 GATHER = 8.0  # cycles to find the channels of a group in a pixel
 
 
@@ -53,13 +54,11 @@ class CpuDirect(CpuAlgorithm):
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p, t.with_(threads=1))
 
+    def adapted(self, p: Problem, t: Target, s: Schedule) -> Schedule:
+        return _with_blocks(p, t, s, s.split)
+
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         return _cost(p, t, s)
-
-
-def _rows(p: Problem, tile_h: int, block_rows: int) -> bool:
-    """Blocks higher than the image are the same as one as high."""
-    return block_rows == 1 or block_rows // 2 < math.ceil(p.conv_h / tile_h)
 
 
 def _most_cols(p: Problem, tile_w: int) -> int:
@@ -70,26 +69,30 @@ def _most_cols(p: Problem, tile_w: int) -> int:
 @lru_cache(maxsize=4096)
 def _default(p: Problem, t: Target) -> Schedule:
     """The cheapest of a few by the cost model; the same for every number of threads."""
-    algorithm, wide = CpuDirect(), t.with_(threads=4)
-    return min(_likely(p, t), key=lambda s: algorithm.cost(p, wide, s))
+    wide, k_vectors = t.with_(threads=4), math.ceil(p.group_k / t.lanes)
+    steps = p.r * p.s * p.group_c
+
+    def cycles(tile: tuple[int, int, int]) -> float:
+        """Of all register tiles."""
+        rows = math.ceil(p.conv_h / tile[0]) * math.ceil(k_vectors / tile[2])
+        return rows * row_cycles(t, p.conv_w, tile, steps)
+
+    best = sorted(_tiles(p, t), key=cycles)[:MET]
+    return min((_with_tile(p, t, *tile) for tile in best), key=lambda s: _cost(p, wide, s))
 
 
-def _likely(p: Problem, t: Target) -> list[Schedule]:
-    return [s for tile in TILES for s in _with_tile(p, t, *tile)]
+def _tiles(p: Problem, t: Target) -> list[tuple[int, int, int]]:
+    """Register tiles that fit: height, width, vectors of output channels."""
+    widest = math.ceil(p.group_k / t.lanes)
+    return [(tile_h, tile_w, vectors) for tile_h, tile_w in TILES if tile_h <= p.conv_h
+            for vectors in range(1, min(4, widest) + 1) if fits(t, tile_h * tile_w, vectors)]
 
 
-def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule]:
-    if tile_h > p.conv_h or tile_w > p.conv_w:
-        return []
-    found = []
-    for vectors in (1, 2, 3, 4):
-        if not fits(t, tile_h * tile_w, vectors) or (vectors - 1) * t.lanes >= p.group_k:
-            continue
-        s = Schedule(tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=_unroll(p), block_rows=1,
-                     block_cols=_most_cols(p, tile_w), split=1, k_parts=1,
-                     streaming=streams(p, t) and p.group_k % t.lanes == 0)
-        found.append(_with_blocks(p, t, s))
-    return found
+def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int, vectors: int) -> Schedule:
+    s = Schedule(tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=_unroll(p), block_rows=1,
+                 block_cols=1, split=1, k_parts=1,
+                 streaming=streams(p, t) and p.group_k % t.lanes == 0)
+    return _with_blocks(p, t, s)
 
 
 def _unroll(p: Problem) -> int:
@@ -100,29 +103,31 @@ def _unroll(p: Problem) -> int:
     return 2 if steps > 4 else 1
 
 
-def _with_blocks(p: Problem, t: Target, s: Any) -> Schedule:
+def _with_blocks(p: Problem, t: Target, s: Any, split: int | None = None) -> Schedule:
     """The highest block whose input fits half the second cache and still feeds eight threads."""
     k_blocks = math.ceil(p.group_k / (t.lanes * s.vectors))
+    tile_rows, images = math.ceil(p.conv_h / s.tile_h), p.n * p.groups
     row_bytes = 4 * p.group_c * p.padded_w * s.tile_h * p.stride[0]
     high = 1
     for block in ROWS[1:]:
-        blocks = math.ceil(math.ceil(p.conv_h / s.tile_h) / block)
-        if (_rows(p, s.tile_h, block) and block * row_bytes <= t.l2 / 2
-                and p.n * p.groups * blocks * min(8, k_blocks) >= 8):
+        if (block // 2 < tile_rows and block * row_bytes <= t.l2 / 2
+                and images * math.ceil(tile_rows / block) * min(8, k_blocks) >= 8):
             high = block
-    tasks = p.n * p.groups * math.ceil(math.ceil(p.conv_h / s.tile_h) / high)
+    tasks = images * math.ceil(tile_rows / high)
     parts = next((k for k in (1, 2, 4, 8) if k * tasks >= 8 or 2 * k > k_blocks), 1)
-    split = 1
-    if parts * tasks < 4 and p.group_c * p.r * p.s >= 1024:  # few tiles, long sums
-        split = next(x for x in (4, 2, 1) if p.group_c % x == 0)
-    return s.with_(block_rows=high, k_parts=parts, split=split,
+    if split is None:
+        split = 1
+        if parts * tasks < 4 and p.group_c * p.r * p.s >= 1024:  # few tiles, long sums
+            split = next(x for x in (4, 2, 1) if p.group_c % x == 0)
+    return s.with_(block_rows=high, block_cols=_most_cols(p, s.tile_w), k_parts=parts, split=split,
                    streaming=s.streaming and split == 1)
 
 
-def row_cycles(t: Target, width: int, s: Any, steps: int) -> float:
+def row_cycles(t: Target, width: int, tile: tuple[int, int, int], steps: int) -> float:
     """All register tiles of a row of tiles, each against one block of output channels."""
-    pieces = zip(piece_sizes(s.tile_w), counts(width, s.tile_w, s.vectors * s.tile_h), strict=True)
-    return sum(count * tile_cycles(t, s.tile_h * size, s.vectors, steps)
+    tile_h, tile_w, vectors = tile
+    pieces = zip(piece_sizes(tile_w), counts(width, tile_w, vectors * tile_h), strict=True)
+    return sum(count * tile_cycles(t, tile_h * size, vectors, steps)
                for size, count in pieces if count)
 
 
@@ -130,7 +135,7 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     k_vectors = math.ceil(p.group_k / t.lanes)
     tile_rows = math.ceil(p.conv_h / s.tile_h)
     steps = p.r * p.s * p.group_c
-    row = row_cycles(t, p.conv_w, s, steps // s.split)
+    row = row_cycles(t, p.conv_w, (s.tile_h, s.tile_w, s.vectors), steps // s.split)
     rows = p.n * p.groups * tile_rows * k_vectors / s.vectors * s.split
     row_blocks = math.ceil(tile_rows / s.block_rows)
     overlap = 1 + (p.span_h - p.stride[0]) / max(1, s.block_rows * s.tile_h * p.stride[0])

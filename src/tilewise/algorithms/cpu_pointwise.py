@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 from ..core.algorithm import accumulation_error
@@ -11,7 +12,7 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from .common import CpuAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
-from .cpu_direct import row_cycles
+from .cpu_direct import MET, row_cycles
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 14, 24, 28)  # pixels of a register tile
 ALONE = 1.2  # times as long as cpu_direct takes to read the weights of one pixel, as measured
@@ -55,13 +56,15 @@ class CpuPointwise(CpuAlgorithm):
                      split=(1,), k_parts=(1, 2, 4, 8), streaming=(False, True))
 
     def default(self, p: Problem, t: Target) -> Schedule:
-        wide = t.with_(threads=4)  # the same for every number of threads
-        return min(_likely(p, t), key=lambda s: self.cost(p, wide, s))
+        return _default(p, t.with_(threads=1))
+
+    def adapted(self, p: Problem, t: Target, s: Schedule) -> Schedule:
+        return _with_blocks(p, t, s)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         q = _in_a_row(p)
         k_vectors, cols = math.ceil(p.k / t.lanes), math.ceil(q.conv_w / s.tile_w)
-        row = row_cycles(t, q.conv_w, s, p.c)
+        row = row_cycles(t, q.conv_w, (1, s.tile_w, s.vectors), p.c)
         rows = p.n * q.conv_h * k_vectors / s.vectors
         blocks = p.n * q.conv_h * math.ceil(cols / s.block_cols)
         stream = p.weight_bytes * blocks / t.lanes / 2
@@ -70,29 +73,34 @@ class CpuPointwise(CpuAlgorithm):
                        weights=weights)
 
 
+@lru_cache(maxsize=256)
 def _in_a_row(p: Problem) -> Problem:
     """The same pixels as one long row, where no pixel is skipped."""
     return p.with_(h=1, w=p.h * p.w) if p.stride == (1, 1) else p
 
 
-def _likely(p: Problem, t: Target) -> list[Schedule]:
-    width, found = _in_a_row(p).conv_w, []
-    for tile in WIDTHS:
-        for vectors in (1, 2, 3, 4):
-            if fits(t, tile, vectors) and tile <= width and (vectors - 1) * t.lanes < p.k:
-                found.append(_with_blocks(p, t, tile, vectors))
-    return found
+@lru_cache(maxsize=4096)
+def _default(p: Problem, t: Target) -> Schedule:
+    """The cheapest of a few by the cost model; the same for every number of threads."""
+    wide, k_vectors, width = t.with_(threads=4), math.ceil(p.k / t.lanes), _in_a_row(p).conv_w
+    tiles = [(tile, vectors) for tile in WIDTHS if tile <= width
+             for vectors in range(1, min(4, k_vectors) + 1) if fits(t, tile, vectors)]
+    best = sorted(tiles, key=lambda tile: row_cycles(t, width, (1, *tile), p.c)
+                  * math.ceil(k_vectors / tile[1]))[:MET]
+    streaming = streams(p, t) and p.k % t.lanes == 0
+    found = [_with_blocks(p, t, Schedule(
+        tile_h=1, tile_w=tile, vectors=vectors, unroll=4, block_rows=1, block_cols=1, split=1,
+        k_parts=1, streaming=streaming)) for tile, vectors in best]
+    return min(found, key=lambda s: CpuPointwise().cost(p, wide, s))
 
 
-def _with_blocks(p: Problem, t: Target, tile: int, vectors: int) -> Schedule:
+def _with_blocks(p: Problem, t: Target, s: Any) -> Schedule:
     """The widest block whose input fits half the second cache and still feeds eight threads."""
-    q, k_blocks = _in_a_row(p), math.ceil(p.k / (t.lanes * vectors))
-    tiles = math.ceil(q.conv_w / tile)
+    q, k_blocks = _in_a_row(p), math.ceil(p.k / (t.lanes * s.vectors))
+    tiles = math.ceil(q.conv_w / s.tile_w)
     block = max(b for b in (1, 2, 4, 8, 16, 32)
-                if b == 1 or (b * tile * p.c * 4 <= t.l2 / 2 and b < 2 * tiles
+                if b == 1 or (b * s.tile_w * p.c * 4 <= t.l2 / 2 and b < 2 * tiles
                               and p.n * q.conv_h * math.ceil(tiles / b) >= 8))
     tasks = p.n * q.conv_h * math.ceil(tiles / block)
     parts = next((k for k in (1, 2, 4, 8) if k * tasks >= 8 or 2 * k > k_blocks), 1)
-    return Schedule(tile_h=1, tile_w=tile, vectors=vectors, unroll=4, block_rows=1,
-                    block_cols=block, split=1, k_parts=parts,
-                    streaming=streams(p, t) and p.k % t.lanes == 0)
+    return s.with_(block_cols=block, k_parts=parts)

@@ -67,6 +67,10 @@ class Algorithm:
         """A legal schedule, found without searching."""
         return Schedule()
 
+    def adapted(self, p: Problem, t: Target, s: Schedule) -> Schedule:
+        """A schedule with the same code, the rest of it chosen for this problem."""
+        return s
+
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         """Estimated seconds; runs nothing."""
         raise NotImplementedError

@@ -21,22 +21,22 @@ def counts(length: int, limit: int, vectors: int = 1) -> tuple[int, ...]:
     none may be longer than the axis. `vectors` are the accumulators of a piece of size one.
     """
     sizes = piece_sizes(limit)
-    whole = max(0, length // limit - 1)  # the end is what can be cut in different ways
-    found = list(_best(length - whole * limit, sizes, vectors))
+    usable = tuple(size for size in sizes if size <= length)
+    whole = max(0, length // usable[0] - 1)  # the end is what can be cut in different ways
+    found = list(_covers(usable, vectors)[length - whole * usable[0]])
     found[0] += whole
-    return tuple(found)
+    return (0,) * (len(sizes) - len(usable)) + tuple(found)
 
 
-def _best(length: int, sizes: tuple[int, ...], vectors: int) -> tuple[int, ...]:
-    """The cheapest cover of a length below twice the largest size."""
-    usable = [i for i, size in enumerate(sizes) if size <= length]
-    none = (0,) * len(sizes)
-    best: list[tuple[int, tuple[int, ...]]] = [(0, none)]
-    for covered in range(1, length + 1):
+@lru_cache(maxsize=256)
+def _covers(sizes: tuple[int, ...], vectors: int) -> list[tuple[int, ...]]:
+    """The cheapest covers of all lengths below twice the largest size."""
+    best: list[tuple[int, tuple[int, ...]]] = [(0, (0,) * len(sizes))]
+    for length in range(1, 2 * sizes[0]):
         options = []
-        for i in usable:
-            cost, used = best[max(0, covered - sizes[i])]
+        for i, size in enumerate(sizes):
+            cost, used = best[max(0, length - size)]
             more = tuple(count + (j == i) for j, count in enumerate(used))
-            options.append((cost + max(sizes[i] * vectors, LATENCY) + START, more))
+            options.append((cost + max(size * vectors, LATENCY) + START, more))
         best.append(min(options, key=lambda option: (option[0], option[1][::-1])))
-    return best[length][1]
+    return [used for _, used in best]

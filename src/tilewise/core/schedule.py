@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 Tunable = int | str | bool
@@ -52,6 +52,11 @@ class Schedule(Mapping[str, Tunable]):
     def with_(self, **changes: Tunable) -> Schedule:
         """A copy with some tunables changed."""
         return Schedule(**{**self._tunables, **changes})
+
+    def without(self, names: Iterable[str]) -> Schedule:
+        """A copy without some tunables."""
+        return Schedule(**{name: value for name, value in self._tunables.items()
+                           if name not in names})
 
     def to_json(self) -> str:
         return json.dumps(self._tunables, sort_keys=True)

@@ -67,10 +67,11 @@ class Planner:
         rest = [a for a in answers if a.plan is None or a.algorithm != plan.algorithm]
         return [Candidate(plan.algorithm, plan), *rest]
 
-    def _ranked(self, p: Problem, t: Target, max_error: float | None,
-                bits: int) -> list[Candidate]:
-        """The same by costs alone."""
-        answers = [self._answer(algorithm, p, t, max_error, bits) for algorithm in self.algorithms]
+    def _ranked(self, p: Problem, t: Target, max_error: float | None, bits: int,
+                brief: bool = False) -> list[Candidate]:
+        """The same by costs alone; in brief, without those that round too much."""
+        answers = [self._answer(algorithm, p, t, max_error, bits) for algorithm in self.algorithms
+                   if not brief or algorithm.baseline or algorithm.bits >= bits]
         return sorted(answers, key=lambda answer: self._rank(answer, p, t))
 
     def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,
@@ -108,8 +109,9 @@ class Planner:
         weighed on two threads, whatever the number.
         """
         layer, common = (p.code, t, max_error, bits), t.with_(threads=2)
-        best = _plans(self._ranked(p, t, max_error, bits), p, t)[0]
-        known, held = self._codes.get(layer) or (), best.held
+        best = _plans(self._ranked(p, t, max_error, bits, brief=True), p, t)[0]
+        held = best.held
+        known = [self._adapted(code, p, t) for code in self._codes.get(layer) or ()]
         least = self._seconds((best.algorithm, best.schedule), p, common, held)
         times, more = OLD if self._is_compiled(best) else NEW
         costs = {code: self._seconds(code, p, common, held) for code in known}
@@ -117,6 +119,12 @@ class Planner:
         code = min(near, key=costs.__getitem__) if near else (best.algorithm, best.schedule)
         self._codes.put(layer, tuple(dict.fromkeys((*known, code))))
         return code
+
+    def _adapted(self, code: Code, p: Problem, t: Target) -> Code:
+        algorithm = self.algorithm(code[0])
+        inner = inner_problem(algorithm, p)
+        return code if algorithm.reject(inner, t) else (
+            code[0], algorithm.adapted(inner, t, code[1]))
 
     def _seconds(self, code: Code, p: Problem, t: Target, held: bool) -> float:
         plan = self._with_code(code, p, t, held)

@@ -40,7 +40,9 @@ from .geometry import BlocksOfK
 CHUNK = 16  # steps between two times that weights are fetched
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_tiles", "row_blocks",
          "col_blocks", "row_pitch", "pack_floats", "partial_floats", "lines_ahead", "pool_rows",
-         "pool_tasks", "pieces_0", "pieces_1", "pieces_2", "pieces_3")
+         "pool_tasks", "pieces_0", "pieces_1", "pieces_2", "pieces_3", "block_rows", "block_cols",
+         "block_w", "k_parts")
+FREE = ("block_rows", "block_cols", "k_parts")  # tunables that are sizes as well
 
 
 class Geometry(BlocksOfK):
@@ -59,6 +61,25 @@ class Geometry(BlocksOfK):
     @cached_property
     def col_blocks(self) -> int:
         return ceil_div(self.p.conv_w, self.block_w)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of tiles of a block."""
+        return int(self.s.block_rows)
+
+    @property
+    def block_cols(self) -> int:
+        return int(self.s.block_cols)
+
+    @cached_property
+    def block_w(self) -> int:
+        """Columns of a block that is not the last."""
+        return self.s.block_cols * self.s.tile_w
+
+    @property
+    def k_parts(self) -> int:
+        """Shares of the output channels."""
+        return int(self.s.k_parts)
 
     @cached_property
     def last_pieces(self) -> tuple[int, ...]:
@@ -127,11 +148,6 @@ class Geometry(BlocksOfK):
     def widths(self) -> tuple[int, ...]:
         """Columns of register tiles."""
         return piece_sizes(self.s.tile_w)
-
-    @cached_property
-    def block_w(self) -> int:
-        """Columns of a block that is not the last."""
-        return self.s.block_cols * self.s.tile_w
 
     @cached_property
     def slice_c(self) -> int:
@@ -227,8 +243,8 @@ class _Direct:
 
     def _tasks(self, f: Function, frame: Pointer) -> Index:
         z = self._sizes(f)
-        fixed = self.p.groups * self.s.split * self.s.k_parts
-        return frame.load_index(BATCH) * fixed * z.row_blocks * z.col_blocks
+        tasks = frame.load_index(BATCH) * (self.p.groups * self.s.split) * z.k_parts
+        return tasks * z.row_blocks * z.col_blocks
 
     # the register tiles
 
@@ -301,12 +317,12 @@ class _Direct:
     # one task
 
     def _body(self) -> Function:
-        g, s = self.g, self.s
+        g = self.g
         with self.m.function("body", frame="pointer", task="index", worker="index") as f:
-            part, rest = f.task % s.k_parts, f.task // s.k_parts
+            parts = self._sizes(f).k_parts
+            part, rest = f.task % parts, f.task // parts
             task = self._locate(f, rest)
-            first = part * g.k_blocks // s.k_parts
-            last = (part + 1) * g.k_blocks // s.k_parts
+            first, last = part * g.k_blocks // parts, (part + 1) * g.k_blocks // parts
             whole = g.k_blocks - int(g.has_tail)
             if whole:
                 with f.loop(last.minimum(whole), start=first) as block:
@@ -318,7 +334,7 @@ class _Direct:
 
     def _next_block(self, f: Function, block: Index, last: Index) -> Index:
         """What this worker will probably multiply next: others take the tasks in between."""
-        parts = self.s.k_parts
+        parts = self._sizes(f).k_parts
         part = (f.task + f.frame.load_index(THREADS)) % parts
         return (block + 1 < last).select(block + 1, part * self.g.k_blocks // parts)
 
@@ -329,11 +345,11 @@ class _Direct:
         row_block, index = index % z.row_blocks, index // z.row_blocks
         part, index = index % s.split, index // s.split
         group, image = index % p.groups, index // p.groups
-        rows = (row_block * s.block_rows, ((row_block + 1) * s.block_rows).minimum(z.row_tiles))
+        rows = (row_block * z.block_rows, ((row_block + 1) * z.block_rows).minimum(z.row_tiles))
         top, bottom = self._row(z, rows[0]), self._row(z, rows[1] - 1) + s.tile_h
         last = col_block.equals(z.col_blocks - 1)
-        left = (col_block * g.block_w).minimum((z.conv_w - s.tile_w).maximum(0))
-        right = ((col_block + 1) * g.block_w).minimum(z.conv_w)
+        left = (col_block * z.block_w).minimum((z.conv_w - s.tile_w).maximum(0))
+        right = ((col_block + 1) * z.block_w).minimum(z.conv_w)
         channel = group * p.group_c + part * g.slice_c
         x = f.frame.load_pointer(X) + image * (z.h * z.w * p.c) + channel
         in_top, in_left = top * p.stride[0] - z.top, left * p.stride[1] - z.left
@@ -345,7 +361,7 @@ class _Direct:
             in_cols = (right - left - 1) * p.stride[1] + p.span_w
             f.call(self.pack, f.frame, x, a, in_top, in_left, in_rows, in_cols)
         at = ((image * z.conv_h + top) * z.conv_w + left) * p.k + group * p.group_k
-        pieces = [last.select(getattr(z, f"pieces_{i}"), f.index(s.block_cols if i == 0 else 0))
+        pieces = [last.select(getattr(z, f"pieces_{i}"), z.block_cols if i == 0 else f.index(0))
                   for i in range(len(g.widths))]
         return _Task(
             a, self._output(f, part) + at, f.frame.load_pointer(RESIDUAL) + at,
