@@ -33,25 +33,25 @@ class CpuAlgorithm(Algorithm):
 
         return memory.keep(self._geometry(p, t, s).pack_weight(weight))
 
-    def compiled_schedule(self, s: Schedule) -> Schedule:
-        """What of a schedule is in the code."""
-        return s.without(getattr(self.kernel(), "FREE", ()))
+    def request(self, p: Problem, t: Target, s: Schedule) -> Any:
+        """All that the code is made from; what image sizes decide is not among it."""
+        from ..kernels.cpu.emit.requests import Request
+
+        kernel = self.kernel()
+        return Request(kernel.make, self.seen_by_kernel(p), s.without(getattr(kernel, "FREE", ())),
+                       t.row, self.more, hasattr(kernel, "SIZES"))
 
     def is_compiled(self, p: Problem, t: Target, s: Schedule) -> bool:
         from ..kernels.cpu.emit.launch import is_compiled
 
-        kernel = self.kernel()
-        return is_compiled(kernel.make, self.seen_by_kernel(p), self.compiled_schedule(s), t.row,
-                           *self.more, any_size=hasattr(kernel, "SIZES"))
+        return is_compiled(self.request(p, t, s))
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
-        from ..kernels.cpu.emit.launch import launcher
+        from ..kernels.cpu.emit.launch import launch_of
 
-        kernel, geometry = self.kernel(), self._geometry(p, t, s)
-        names = getattr(kernel, "SIZES", None)  # without, code is for one size of images
-        sizes = None if names is None else [getattr(geometry, name) for name in names]
-        return launcher(kernel.make, geometry.p, self.compiled_schedule(s), t.row, *self.more,
-                        sizes=sizes)
+        geometry = self._geometry(p, t, s)
+        names = getattr(self.kernel(), "SIZES", ())
+        return launch_of(self.request(p, t, s), [getattr(geometry, name) for name in names])
 
     def _geometry(self, p: Problem, t: Target, s: Schedule) -> Any:
         return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes, *self.more)

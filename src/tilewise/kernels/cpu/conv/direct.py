@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Epilogue, Problem
@@ -192,6 +190,8 @@ class Geometry(BlocksOfK):
 
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, R, S) to [group][slice][block of K][r][s][c][lane]."""
+        import torch
+
         p = self.p
         w = weight.reshape(p.groups, p.group_k, self.s.split, self.slice_c, p.r, p.s)
         w = w.permute(0, 2, 4, 5, 3, 1).reshape(p.groups * self.s.split, self.depth, p.group_k)

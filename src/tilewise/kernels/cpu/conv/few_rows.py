@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
@@ -77,6 +75,8 @@ class Geometry(Sizes):
 
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, 1, 1) to rows of chunks."""
+        import torch
+
         if not self.packed:
             return weight.contiguous()
         values = torch.nn.functional.pad(weight.flatten(1), (0, -self.p.c % self.chunk))
@@ -90,8 +90,10 @@ class Geometry(Sizes):
         return torch.stack(words, dim=2).flatten(1)
 
 
-def rounded(values: torch.Tensor, dropped: int) -> torch.Tensor:
+def rounded(values: Any, dropped: int) -> Any:
     """The bits of floats, rounded to nearest even so that the last `dropped` are zero."""
+    import torch
+
     bits = values.view(torch.int32)
     even = (1 << (dropped - 1)) - 1 + (bits >> dropped & 1)
     return torch.where(values.isnan(), QUIET, bits + even) & -1 << dropped

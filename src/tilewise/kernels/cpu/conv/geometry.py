@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..between.pooling import rows_a_task
@@ -101,6 +99,8 @@ class BlocksOfK(Sizes):
 
     def in_blocks(self, w: Any) -> tuple[Any, Any]:
         """Panels [..., depth, K] as whole blocks [..., block, depth, lane] and the rest."""
+        import torch  # workers that only compile do without it
+
         vectors = ceil_div(w.shape[-1], self.lanes)
         w = torch.nn.functional.pad(w, (0, vectors * self.lanes - w.shape[-1]))
         whole = vectors // self.s.vectors * self.block_k

@@ -36,7 +36,7 @@ _lock = fork_safe_lock()  # LLVM's contexts are shared by all threads
 _dead: deque[int] = deque()  # trackers of code that is to be freed
 _serial = itertools.count()
 LLVM_VERSION = ".".join(map(str, llvm.llvm_version_info))
-compiled = 0  # kernels compiled (not loaded) by this process; tests read it
+compiled = 0  # kernels compiled (not loaded) for this process; tests read it
 
 
 def origin() -> str:
@@ -71,17 +71,22 @@ class Code:
                 _bury()
 
 
-def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str) -> Code:
-    """The code that `make` writes, from the cache where it is there."""
+def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str,
+         ahead: Callable[[], bytes | None] = lambda: None) -> Code:
+    """The code that `make` writes: what others compiled `ahead`, from the cache, or compiled."""
     if isa.matrix and not may_use_tiles():
         raise TilewiseError(f"isa is {isa.name!r}, needs an operating system that admits it")
     path, digest = _place(key, isa)
     _warn_if_shared(path.parent)
 
     def work() -> Code:
+        image = ahead()
         with _lock:
             _bury()
-            return _cached(path, digest, names) or _compiled(make(isa), path, digest, names)
+            if image is not None:
+                return _kept(image, path, digest, names)
+            return _cached(path, digest, names) or _kept(
+                compile_object(make(isa)), path, digest, names)
 
     return apart(work)
 
@@ -105,8 +110,10 @@ def _cached(path: Path, digest: str, names: tuple[str, ...]) -> Code | None:
     return None
 
 
-def _compiled(module: Module, path: Path, digest: str, names: tuple[str, ...]) -> Code:
-    image = compile_object(module)
+def _kept(image: bytes, path: Path, digest: str, names: tuple[str, ...]) -> Code:
+    """A new object, also for other processes."""
+    global compiled
+    compiled += 1
     if origin() == ORIGIN:  # else the sources were edited after this process read them
         _write(path, digest, image)
     return Code(_link(image, names), names)
@@ -132,8 +139,6 @@ def _address(tracker: llvm.ResourceTracker) -> int:
 
 def compile_object(module: Module) -> bytes:
     """Machine code of a module as an object file."""
-    global compiled
-    compiled += 1
     machine, optimised = _optimise(module)
     return bytes(machine.emit_object(optimised))
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from ....core.code import Code
 from ....core.errors import TilewiseError
 from ....core.isa import Isa
 from ....core.lru import Lru
@@ -14,7 +12,9 @@ from ....core.problem import Problem
 from ....core.schedule import Schedule
 from . import jit
 from .function import Module
+from .requests import Request
 from .threads import FOUND, SIZES, Frame, parallel_address, run_entry
+from .workers import AHEAD
 
 Make = Callable[..., Module]  # of a problem, a schedule, a row of ISA, and what a kernel adds
 Entry = Callable[[int], None]
@@ -26,16 +26,18 @@ MOST = len(Frame()) - SIZES  # words for sizes
 
 def launcher(make: Make, p: Problem, s: Schedule, isa: Isa, *more: int,
              sizes: Sequence[int] | None = None) -> Launch:
+    """`launch_of` with the parts of its request; without `sizes`, code is for images of this size
+    alone."""
+    return launch_of(Request(make, p, s, isa, more, sizes is not None), sizes or ())
+
+
+def launch_of(request: Request, sizes: Sequence[int] = ()) -> Launch:
     """launch(x, weight, bias, residual, y, scratch, batch, threads, mask=0), all integers.
 
-    `sizes` are the words that this kernel's code reads from its frame; without them, the code is
-    for images of this size alone. It returns what the kernel found, for those that look; else 0.
+    `sizes` are the words that this kernel's code reads from its frame. It returns what the kernel
+    found, for those that look; else 0.
     """
-    name = _name(p, sizes is not None)
-    key = (make, name, s, isa, *more)
-    entry = KERNELS.get(key) or KERNELS.put(key, _load(make, name, p, s, isa, *more,
-                                                      fixed=sizes is None))
-    words = tuple(sizes or ())
+    entry, words = _entry(request), tuple(sizes)
     if len(words) > MOST:
         raise TilewiseError(f"a kernel has {len(words)} sizes, needs at most {MOST}")
 
@@ -49,25 +51,22 @@ def launcher(make: Make, p: Problem, s: Schedule, isa: Isa, *more: int,
     return launch
 
 
-def is_compiled(make: Make, p: Problem, s: Schedule, isa: Isa, *more: int,
-                any_size: bool) -> bool:
+def _entry(request: Request) -> Entry:
+    """From the process, a worker, the disk or the compiler."""
+    key = _place(request)
+    return KERNELS.get(key) or KERNELS.put(key, _loaded(request))
+
+
+def _loaded(request: Request) -> Entry:
+    code = jit.load(lambda isa: request.module(), request.key, request.isa, "entry",
+                    ahead=lambda: AHEAD.take(request))
+    return code.function("entry", ctypes.c_void_p)
+
+
+def _place(request: Request) -> tuple[object, ...]:
+    return request.make, request.name, request.s, request.isa, *request.more
+
+
+def is_compiled(request: Request) -> bool:
     """Whether a launcher has nothing to compile."""
-    name = _name(p, any_size)
-    return (KERNELS.get((make, name, s, isa, *more)) is not None
-            or jit.is_kept(_key(make, name, s, *more), isa))
-
-
-def _name(p: Problem, any_size: bool) -> str:
-    """Of all in a problem that code depends on."""
-    return p.code if any_size else str(p.compiled)
-
-
-def _key(make: Make, name: str, s: Schedule, *more: int) -> str:
-    return "|".join([f"{make.__module__}.{make.__qualname__}", name, s.to_json(), *map(str, more)])
-
-
-def _load(make: Make, name: str, p: Problem, s: Schedule, isa: Isa, *more: int,
-          fixed: bool) -> Entry:
-    seen: Any = p.compiled if fixed else Code(p)
-    return jit.load(lambda isa: make(seen, s, isa, *more), _key(make, name, s, *more), isa,
-                    "entry").function("entry", ctypes.c_void_p)
+    return KERNELS.get(_place(request)) is not None or jit.is_kept(request.key, request.isa)

@@ -92,20 +92,22 @@ def _rounded_both(f: Function, low: Any, high: Any) -> Any:
     return f.ll.bitcast(both, ir.VectorType(I16, 2 * lanes))
 
 
-def split_tensor(values: torch.Tensor, parts: int) -> torch.Tensor:
+def split_tensor(values: Any, parts: int) -> Any:
     """The parts of a tensor, outermost; what is left of a float after each part is exact."""
     found, rest = [], values
     for _ in range(parts):
         found.append(rest.bfloat16())
         rest = rest - found[-1].to(rest.dtype)
+
     return torch.stack(found)
 
 
-def pack_columns(panels: torch.Tensor, parts: int) -> torch.Tensor:
+def pack_columns(panels: Any, parts: int) -> Any:
     """Panels [..., depth, columns] as tiles [..., step, part, column tile, pair, column, 2].
 
     depth is a multiple of 32 and columns of 16; the result is floats of two bfloat16 each.
     """
+
     *outer, depth, columns = panels.shape
     tiles = split_tensor(panels, parts).reshape(parts, *outer, depth // 32, 16, 2, columns // 16,
                                                 16)

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any
 
-import torch
 from llvmlite import ir
 
 from ....core.apart import apart
@@ -136,6 +135,8 @@ def _address(function: Any) -> int:
 
 def _openmp_of_torch() -> Any:
     """GOMP_parallel as torch's calls reach it; other packages bring libraries of their own."""
+    import torch
+
     own = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
     for library in (None, own):  # the loader's order: what all share, then its own
         with suppress(OSError, AttributeError):
@@ -183,6 +184,8 @@ def alone_after_fork() -> AbstractContextManager[None]:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """torch's own operators on this thread."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,0 +1,130 @@
+"""Compiling ahead of need: kernels that a model will ask for, spread over other processes.
+
+The process that needs them compiles as well, from the first on; workers begin with the last. What
+a worker has begun is waited for. Whatever goes wrong there, the kernel is compiled here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ....core.locks import fork_safe_lock
+from .requests import Request
+
+MOST = 8  # processes
+WORTH = 2  # kernels for each: a process takes about as long to start
+PATIENCE = 60.0  # seconds that one kernel may take
+# the package without its first lines, which import torch
+START = """
+import sys, types
+sys.path[:] = {path!r}
+package = types.ModuleType("tilewise")
+package.__path__ = [{root!r}]
+sys.modules["tilewise"] = package
+from tilewise.kernels.cpu.emit.worker import serve
+serve(sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
+class Ahead:
+    """Kernels that others compile, by their keys."""
+
+    def __init__(self) -> None:
+        self._lock = fork_safe_lock()
+        self._waiting: dict[tuple[str, str], Request] = {}
+        self._begun: dict[tuple[str, str], threading.Event] = {}
+        self._made: dict[tuple[str, str], bytes] = {}
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """A forked child has no workers."""
+        self._waiting, self._begun, self._made = {}, {}, {}
+
+    def ask(self, requests: Sequence[Request]) -> int:
+        """Start on these, if they are worth it; returns by how many processes."""
+        wanted = {_name(request): request for request in requests if request.can_travel}
+        workers = min(MOST, (os.cpu_count() or 1) - 1, len(wanted) // WORTH)
+        if workers < 1:
+            return 0
+        with self._lock:
+            self._waiting.update(wanted)
+        for _ in range(workers):
+            threading.Thread(target=self._drive, daemon=True).start()
+        return workers
+
+    def take(self, request: Request) -> bytes | None:
+        """The object, if a worker has begun it; else nobody else will."""
+        name = _name(request)
+        with self._lock:
+            self._waiting.pop(name, None)
+            begun = self._begun.get(name)
+        if begun is None:
+            return None
+        begun.wait(PATIENCE)
+        with self._lock:
+            self._begun.pop(name, None)
+            return self._made.pop(name, None)
+
+    def _next(self) -> tuple[tuple[str, str], Request] | None:
+        """What is needed last comes first."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            name, request = self._waiting.popitem()
+            self._begun[name] = threading.Event()
+            return name, request
+
+    def _drive(self) -> None:
+        """One process, from its first kernel to its last."""
+        try:
+            process = _start()
+        except OSError:
+            return
+        while (found := self._next()) is not None:
+            name, request = found
+            try:
+                image = _ask(process, request)
+                if image:
+                    with self._lock:
+                        self._made[name] = image
+            finally:
+                event = self._begun.get(name)
+                if event is not None:
+                    event.set()
+        with suppress(OSError):
+            process.communicate(timeout=PATIENCE)
+
+
+def _name(request: Request) -> tuple[str, str]:
+    return request.isa.name, request.key
+
+
+def _start() -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).parents[3])
+    code = START.format(path=[part for part in sys.path if part], root=root)
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def _ask(process: subprocess.Popen[bytes], request: Request) -> bytes:
+    """Empty if the process is gone, or could not."""
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(request.to_json().encode() + b"\n")
+        process.stdin.flush()
+        length = int.from_bytes(process.stdout.read(8), "little")
+        image = process.stdout.read(length)
+        return image if len(image) == length else b""
+    except OSError:
+        return b""
+
+
+AHEAD = Ahead()
