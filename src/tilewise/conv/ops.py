@@ -259,6 +259,11 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | Non
     return x.new_empty((n, k, h, w))
 
 
+def shape_of(call: Call) -> Tensor:
+    """A tensor like the result of a call."""
+    return _fake(*call)
+
+
 def _fake_masked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                  stride: list[int], padding: list[int], dilation: list[int], groups: int,
                  activation: str | None, pool: int, algorithm: str | None,

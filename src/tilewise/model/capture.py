@@ -79,7 +79,12 @@ class Capture:
         self.ended = Ended(results, result_spec)
 
     def __call__(self, tensors: Iterable[Tensor]) -> Any:
-        return self.ended(self._function(self._names, *tensors))
+        return self.ended(self.run(self._names, tensors))
+
+    def run(self, names: Names, tensors: Iterable[Tensor]) -> tuple[Any, ...]:
+        """The results, with these steps and tensors behind the names."""
+        results: tuple[Any, ...] = self._function(names, *tensors)
+        return results
 
     @property
     def blocks(self) -> list[Block]:

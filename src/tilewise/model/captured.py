@@ -17,6 +17,7 @@ from ..conv.ops import ENGINE
 from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.target import Target
+from .ahead import look as look_ahead
 from .capture import Capture
 from .guards import FIXED, Refused
 from .nn import Block
@@ -130,6 +131,7 @@ class Captured:
         for part in capture.opaque:
             arm(part, self.max_error)
         self.captures[key] = [capture, *self.captures.get(key, ())]
+        look_ahead(capture, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
         return capture
 
 
