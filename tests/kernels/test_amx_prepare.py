@@ -15,6 +15,7 @@ from tilewise.kernels.cpu.emit.launch import launcher
 from tilewise.kernels.cpu.matrix import direct as direct_amx
 from tilewise.kernels.cpu.matrix.winograd import Geometry
 from tilewise.kernels.cpu.prepare import direct_amx as direct_prepare_amx
+from tilewise.kernels.cpu.prepare import winograd as winograd_prepare
 from tilewise.kernels.cpu.prepare import winograd_amx as winograd_prepare_amx
 
 # channels, filters and taps: odd numbers, more than one step, less than a vector
@@ -24,12 +25,11 @@ ORDERS = ("channels", "positions", "shared")
 CLOSE = 2.0 ** -21  # float64 sums in another order: the last bit of the last part
 
 
-def prepared(make: Any, geometry: Any, weight: torch.Tensor, side: str) -> torch.Tensor:
+def prepared(launch: Any, geometry: Any, weight: torch.Tensor, side: str) -> torch.Tensor:
     """By the generated code, which touches nothing beside the weight and its result."""
     target = Target.host("amx", 2)
     values = weight.as_strided((weight.numel(),), (1,), 0)
-    return launch_guarded(launcher(make, geometry.p, geometry.s, target.row, geometry.products),
-                          {"x": torch.tensor(weight.stride()), "weight": values},
+    return launch_guarded(launch, {"x": torch.tensor(weight.stride()), "weight": values},
                           {"y": geometry.weight_floats}, 1, target.threads, side)["y"]
 
 
@@ -42,7 +42,8 @@ def run_direct() -> list[str]:
         weight = torch.randn(k, c, r, taps, generator=torch.Generator().manual_seed(k))
         for side, given in (("start", weight),
                             ("end", weight.contiguous(memory_format=torch.channels_last))):
-            found = prepared(direct_prepare_amx.make, g, given, side).view(torch.int32)
+            launch = launcher(direct_prepare_amx.make, p, g.s, ISA["amx"], products)
+            found = prepared(launch, g, given, side).view(torch.int32)
             if not torch.equal(found, g.pack_weight(weight).view(torch.int32)):
                 wrong.append(f"{p} {g.s} {side}")
     return wrong
@@ -66,7 +67,9 @@ def run_shapes() -> list[str]:
         expected = geometry.pack_weight(weight).view(torch.bfloat16).double()
         for side, given in (("start", weight),
                             ("end", weight.contiguous(memory_format=torch.channels_last))):
-            u = prepared(winograd_prepare_amx.make, geometry, given, side)
+            launch = winograd_prepare.launch_for(winograd_prepare_amx.make, geometry, target.row,
+                                                 products)
+            u = prepared(launch, geometry, given, side)
             error = (u.view(torch.bfloat16).double() - expected).abs().max()
             if not error <= CLOSE:  # also where it is NaN
                 wrong.append(f"{p} {s}: {float(error):.1e}")

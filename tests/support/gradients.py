@@ -167,7 +167,8 @@ def check_prepared(p: Problem, t: Target, s: Schedule, how: str, seed: int) -> N
     expected = exact_u(p, s, t.lanes, weight)
     values = given.as_strided((given.numel(),), (1,), 0)  # as they lie in memory
     for side in ("start", "end"):
-        u = launch_guarded(launcher(winograd_prepare.make, p, s, t.row),
+        u = launch_guarded(winograd_prepare.launch_for(winograd_prepare.make,
+                                                      Geometry(p, s, t.lanes), t.row),
                            {"x": torch.tensor(given.stride()), "weight": values},
                            {"y": Geometry(p, s, t.lanes).weight_floats}, 1, t.threads, side)["y"]
         # rounded once; sums of a few terms in float64 may round the other way

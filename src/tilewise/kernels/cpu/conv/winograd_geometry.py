@@ -94,7 +94,19 @@ class Geometry(BlocksOfK):
 
     def panel_floats(self, width: int) -> int:
         """Floats of the weights of one position and `width` output channels."""
-        return self.depth * width
+        return int(self.panel_of(width, self.depth))
+
+    def panel_of(self, width: Any, depth: Any) -> Any:
+        """The same for any depth; numbers, or values of generated code."""
+        return depth * width
+
+    @property
+    def c(self) -> int:
+        return self.p.c
+
+    @property
+    def k(self) -> int:
+        return self.p.k
 
     def walk(self, vectors: int) -> Walk:
         return Walk.packed(vectors * self.lanes, (self.c_vectors, self.block * self.lanes),

@@ -5,6 +5,7 @@ Offsets count elements, sizes are 64-bit, vectors are as wide as the instruction
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
@@ -112,6 +113,16 @@ class Pointer(Value):
         found = ir.Constant(ir.VectorType(element.kind, lanes), [0.0] * lanes)
         for lane in range(count):
             one = self.f.ll.load((self + stride * lane).ir, align=element.bytes, typ=element.kind)
+            found = self.f.ll.insert_element(found, one, ir.Constant(I32, lane))
+        return Vector(self.f, found)
+
+    def gather_at(self, offsets: Sequence[Index]) -> Vector:
+        """One float from each of these places."""
+        element = self.element
+        assert element.kind in (F32, F64), f"{element.name} would need to be widened"
+        found = ir.Constant(ir.VectorType(element.kind, len(offsets)), [0.0] * len(offsets))
+        for lane, offset in enumerate(offsets):
+            one = self.f.ll.load((self + offset).ir, align=element.bytes, typ=element.kind)
             found = self.f.ll.insert_element(found, one, ir.Constant(I32, lane))
         return Vector(self.f, found)
 

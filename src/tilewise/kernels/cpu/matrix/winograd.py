@@ -61,8 +61,8 @@ class Geometry(winograd_geometry.Geometry):
     def v_position(self) -> int:
         return self.block // SIDE * self.v_rows + APART
 
-    def panel_floats(self, width: int) -> int:
-        return width // SIDE * self.steps * self.step_floats
+    def panel_of(self, width: Any, depth: Any) -> Any:
+        return (width // SIDE) * (depth // DEPTH) * self.step_floats
 
     @cached_property
     def weight_floats(self) -> int:

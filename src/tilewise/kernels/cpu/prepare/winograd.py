@@ -16,8 +16,9 @@ from ....core.target import Target
 from .. import memory
 from ..conv.transforms import Lanes, transform
 from ..conv.winograd_geometry import Geometry
-from ..emit import F64, Function, Index, Module, Vector
-from ..emit.launch import launcher
+from ..emit import F64, Bits, Function, Index, Module, Vector
+from ..emit.launch import Launch, launcher
+from ..emit.sizes import InCode
 from ..emit.threads import WEIGHT, X, Y, emit_entry, emit_region
 
 
@@ -31,6 +32,9 @@ class Doubles(Lanes):
         return a * self.constant(c) + b
 
 
+SIZES = ("c", "k", "depth", "k_vectors")  # of the weight: one kernel prepares them all
+
+
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     """From a weight of any strides to U; a task is a vector of output channels.
 
@@ -39,62 +43,59 @@ def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     return module(Geometry(p, s, isa.lanes), isa, _vector)
 
 
-def module(g: Geometry, isa: Isa, vector: Callable[[Function, Panels, bool, int], None]) -> Module:
+def module(g: Geometry, isa: Isa, vector: Callable[[Panels], None]) -> Module:
     """With `vector` for all input channels of one vector of output channels."""
-    m, p = Module(isa), g.p
-    whole = (g.k_blocks - g.has_tail) * g.s.vectors  # vectors in blocks of full width
+    m = Module(isa)
     with m.function("body", frame="pointer", task="index", worker="index") as body:
-        with body.when(body.task < whole):
-            vector(body, Panels(body, g, False), False, g.lanes)
-        rest = p.k % g.lanes
-        if g.has_tail:
-            full = g.k_vectors - (rest > 0)
-            with body.when((body.task >= whole) & (body.task < full)):
-                vector(body, Panels(body, g, True), True, g.lanes)
-            if rest:
-                with body.when(body.task >= full):
-                    vector(body, Panels(body, g, True), True, rest)
-    emit_entry(m, [emit_region(m, "prepare", lambda f, frame: g.k_vectors, body)])
+        vector(Panels(body, g))
+    emit_entry(m, [emit_region(
+        m, "prepare", lambda f, frame: InCode(f, g, SIZES).k_vectors, body)])
     return m
 
 
 class Panels:
     """What a task reads and writes; the task is a vector of output channels."""
 
-    def __init__(self, f: Function, g: Geometry, end: bool) -> None:
-        self.f, self.g = f, g
-        self.strides = [f.frame.load_pointer(X).load_index(i) for i in range(4)]
-        self.source = f.frame.load_pointer(WEIGHT) + f.task * g.lanes * self.strides[0]
+    def __init__(self, f: Function, g: Geometry) -> None:
+        z = InCode(f, g, SIZES)
+        self.f, self.g, self.c, self.depth = f, g, z.c, z.depth
+        stride, *self.strides = (f.frame.load_pointer(X).load_index(i) for i in range(4))
+        self.source = f.frame.load_pointer(WEIGHT) + f.task * g.lanes * stride
+        self.count = (z.k - f.task * g.lanes).minimum(g.lanes)  # channels that there are
+        self.lanes = [f.index(lane).minimum(self.count - 1) * stride for lane in range(g.lanes)]
         block, self.within = f.task // g.s.vectors, f.task % g.s.vectors
-        to = f.frame.load_pointer(Y)
+        self.vectors = (z.k_vectors - block * g.s.vectors).minimum(g.s.vectors)  # of its block
+        whole = g.panel_of(f.index(g.block_k), self.depth)
         if g.s.order == "channels":
-            self.to = to + block * (g.positions * g.panel)
-            self.apart = g.panel_floats(g.vectors(end) * g.lanes)  # from a position to the next
+            self.to = f.frame.load_pointer(Y) + block * whole * g.positions
+            self.apart = g.panel_of(self.vectors * g.lanes, self.depth)  # between positions
         else:
-            self.to, self.apart = to + block * g.panel, g.panel_floats(g.k_vectors * g.lanes)
+            self.to = f.frame.load_pointer(Y) + block * whole
+            self.apart = g.panel_of(z.k_vectors * g.lanes, self.depth)
 
-    def transformed(self, c: Index, count: int, store: Callable[[int, Vector], None]) -> None:
-        """The filters of one input channel, `count` of which there are: store(position, value)."""
-        f, g, strides = self.f, self.g, self.strides
+    def transformed(self, c: Index, store: Callable[[int, Vector], None]) -> None:
+        """The filters of one input channel: store(position, value)."""
+        f, g, (channel, row, column) = self.f, self.g, self.strides
+        there = Bits(f, f.leading(self.count, g.lanes))
 
         def load(i: int, j: int) -> Vector:
-            at = self.source + (c * strides[1] + strides[2] * i + strides[3] * j)
-            return at.gather(strides[0], count).to(F64)
+            found = (self.source + (c * channel + row * i + column * j)).gather_at(self.lanes)
+            return there.select(found, f.vector(0.0)).to(F64)
 
         transform(f, g.down.G, g.across.G, load,
                   lambda i, j, value: store(i * g.across.n + j, value), Doubles(f))
 
 
-def _vector(f: Function, panels: Panels, end: bool, count: int) -> None:
-    g = panels.g
-    to, width = panels.to + panels.within * g.lanes, g.vectors(end) * g.lanes
-    with f.loop(g.p.c) as c:
+def _vector(panels: Panels) -> None:
+    f, g = panels.f, panels.g
+    to, width = panels.to + panels.within * g.lanes, panels.vectors * g.lanes
+    with f.loop(panels.c) as c:
         def store(position: int, value: Vector) -> None:
-            (to + (c.i * width + position * panels.apart)).store(value)
+            (to + (c.i * width + panels.apart * position)).store(value)
 
-        panels.transformed(c.i, count, store)
-    with f.loop(g.depth, start=g.p.c) as c, f.loop(g.positions) as position:
-        (to + (c.i * width + position.i * panels.apart)).store(f.vector(0.0))
+        panels.transformed(c.i, store)
+    with f.loop(panels.depth, start=panels.c) as c, f.loop(g.positions) as position:
+        (to + (c.i * width + panels.apart * position.i)).store(f.vector(0.0))
 
 
 def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor) -> torch.Tensor:
@@ -102,11 +103,17 @@ def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor) -> torch.T
     return run(make, Geometry, p, t, s, weight)
 
 
+def launch_for(make: Callable[..., Module], g: Geometry, isa: Isa, *more: int) -> Launch:
+    """For weights of any number of channels."""
+    return launcher(make, g.p.with_(c=1, k=1), g.s, isa, *more,
+                    sizes=[getattr(g, name) for name in SIZES])
+
+
 def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Target, s: Schedule,
         weight: torch.Tensor, *more: int) -> torch.Tensor:
     """Call what `make` gives."""
-    u = memory.empty(geometry(p, s, t.lanes, *more).weight_floats)
-    strides = torch.tensor(weight.stride())
-    launch = launcher(make, p, s, t.row, *more)
+    g = geometry(p, s, t.lanes, *more)
+    u, strides = memory.empty(g.weight_floats), torch.tensor(weight.stride())
+    launch = launch_for(make, g, t.row, *more)
     launch(strides.data_ptr(), weight.data_ptr(), 0, 0, u.data_ptr(), 0, 1, t.threads)
     return u

@@ -12,7 +12,7 @@ from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ....core.target import Target
 from ...matrix import DEPTH
-from ..emit import Function, Index, Module, Vector
+from ..emit import Index, Module, Vector
 from ..emit.amx import TILE
 from ..emit.microkernel import LINE
 from ..emit.parts import split_pairs
@@ -26,30 +26,30 @@ def make(p: Problem, s: Schedule, isa: Isa, products: int) -> Module:
     return winograd.module(Geometry(p, s, isa.lanes, products), isa, _vector)
 
 
-def _vector(f: Function, panels: Panels, end: bool, count: int) -> None:
+def _vector(panels: Panels) -> None:
     """Two input channels at a time; the last of an odd number has none beside it."""
-    g, vectors = panels.g, panels.g.vectors(end)
+    f, g, vectors = panels.f, panels.g, panels.vectors
     assert isinstance(g, Geometry)
     zero = Doubles(f).zero()
 
     def keep(pair: Index, low: dict[int, Vector], high: dict[int, Vector]) -> None:
         step, line = pair // (DEPTH // 2), pair % (DEPTH // 2)
-        to = panels.to + (step * (vectors * g.step_floats) + panels.within * TILE + line * LINE)
+        to = panels.to + (step * vectors * g.step_floats + panels.within * TILE + line * LINE)
         for position, value in low.items():
             for part, bits in enumerate(split_pairs(f, value, high.get(position, zero), g.parts)):
-                (to + position * panels.apart).store(bits, part * vectors * TILE)
+                (to + panels.apart * position + vectors * (part * TILE)).store(bits)
 
-    with f.loop(g.p.c // 2) as pair:
+    with f.loop(panels.c // 2) as pair:
         low: dict[int, Vector] = {}
         high: dict[int, Vector] = {}
-        panels.transformed(pair.i * 2, count, low.__setitem__)
-        panels.transformed(pair.i * 2 + 1, count, high.__setitem__)
+        panels.transformed(pair.i * 2, low.__setitem__)
+        panels.transformed(pair.i * 2 + 1, high.__setitem__)
         keep(pair.i, low, high)
-    if g.p.c % 2:
+    with f.when((panels.c % 2).equals(1)):
         low = {}
-        panels.transformed(f.index(g.p.c - 1), count, low.__setitem__)
-        keep(f.index(g.p.c // 2), low, {})
-    with f.loop(g.depth // 2, start=(g.p.c + 1) // 2) as pair:
+        panels.transformed(panels.c - 1, low.__setitem__)
+        keep(panels.c // 2, low, {})
+    with f.loop(panels.depth // 2, start=(panels.c + 1) // 2) as pair:
         keep(pair.i, dict.fromkeys(range(g.positions), zero), {})
 
 
