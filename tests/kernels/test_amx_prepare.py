@@ -11,6 +11,7 @@ from support.harness import in_process
 from support.matrix_unit import needs_amx
 
 from tilewise.core import Problem, Schedule, Target
+from tilewise.core.isa import ISA
 from tilewise.kernels.cpu.emit.launch import launcher
 from tilewise.kernels.cpu.matrix import direct as direct_amx
 from tilewise.kernels.cpu.matrix.winograd import Geometry
