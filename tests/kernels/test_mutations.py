@@ -201,8 +201,11 @@ MUTATIONS = {
     "a filter row above the image": Mutation(
         changed(depthwise._Depthwise, "_filter_rows", one_row_early), "cpu_depthwise", DEPTHWISE),
     "borders count as inside": Mutation(
-        replaced(depthwise.Geometry, "inside", lambda self, tile: True), "cpu_depthwise",
+        changed(depthwise.Geometry, "may_be_outside", lambda maybe: False), "cpu_depthwise",
         DEPTHWISE),
+    "outputs that do not see the image count as those that do": Mutation(
+        changed(depthwise.Geometry, "far_out", lambda far: False), "cpu_depthwise",
+        "n1c21h3w9k21r3s3p0x5g21_f32_forward"),
     "a direct convolution's pooling takes the first": Mutation(
         replaced(pooling, "pool", lambda window: window[0]), "cpu_direct", POOLED),
     "what is to be pooled lies where rows are packed": Mutation(

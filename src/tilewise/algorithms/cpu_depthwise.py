@@ -7,12 +7,13 @@ from typing import Any
 
 from ..core.algorithm import accumulation_error
 from ..core.cost import seconds
+from ..core.cut import counts, piece_sizes
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from .common import CpuAlgorithm, cpu_f32_forward
 
-WIDTHS = (1, 2, 4, 6, 7, 8, 12)
+WIDTHS = (1, 2, 4, 6, 7, 8, 12, 14)
 HEIGHTS = (1, 2, 4, 8, 16, 32)
 SLOWER = 2.2  # than what units and loads allow, as measured
 
@@ -21,7 +22,7 @@ class CpuDepthwise(CpuAlgorithm):
     """Channels in the lanes; every loaded column meets all taps that cover it."""
 
     name = "cpu_depthwise"
-    version = 1
+    version = 2
 
     def kernel(self) -> Any:
         from ..kernels.cpu.conv import depthwise
@@ -36,9 +37,7 @@ class CpuDepthwise(CpuAlgorithm):
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            return ((s.tile_w == 1 or s.tile_w <= p.conv_w)
-                    and (s.block_rows == 1 or s.block_rows // 2 < p.conv_h)
-                    and s.tile_w + min(p.s, 4) + 1 <= t.registers)
+            return bool(s.tile_w + min(p.s, 4) + 1 <= t.registers)
 
         return Space(legal, tile_w=WIDTHS, block_rows=HEIGHTS)
 
@@ -48,14 +47,21 @@ class CpuDepthwise(CpuAlgorithm):
         return min(space, key=lambda s: self.cost(p, wide, s))
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
-        tiles = math.ceil(p.conv_w / s.tile_w)
-        width = p.conv_w / tiles
-        columns = (width - 1) * p.stride[1] + p.s
-        row = max(width * p.s / t.row.units, (columns + p.s) / 2) + 3
-        cycles = SLOWER * (p.r * row + 3 * width + 12)
-        vectors = p.n * p.conv_h * tiles * math.ceil(p.c / t.lanes)
-        return seconds(t, cycles * vectors, p.bytes,
+        rows = p.n * p.conv_h * math.ceil(p.c / t.lanes)
+        return seconds(t, _row_cycles(p, t, s.tile_w) * rows, p.bytes,
                        p.n * math.ceil(p.conv_h / s.block_rows))
+
+
+def _row_cycles(p: Problem, t: Target, tile_w: int) -> float:
+    """All tiles of a row, for one vector of channels."""
+    pieces = zip(piece_sizes(tile_w), counts(p.conv_w, tile_w), strict=True)
+    return sum(count * _tile_cycles(p, t, width) for width, count in pieces)
+
+
+def _tile_cycles(p: Problem, t: Target, width: int) -> float:
+    columns = (width - 1) * p.stride[1] + p.s
+    row = max(width * p.s / t.row.units, (columns + p.s) / 2) + 3
+    return SLOWER * (p.r * row + 3 * width + 12)
 
 
 def is_depthwise(p: Problem) -> list[str]:

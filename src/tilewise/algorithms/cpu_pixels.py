@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.algorithm import accumulation_error
 from ..core.cost import LINE, seconds, tile_cycles
+from ..core.cut import counts, piece_sizes
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
@@ -23,7 +24,7 @@ class CpuPixels(CpuAlgorithm):
     """Rows of pixels in vectors, weights broadcast; at home in planes, turns for channels-last."""
 
     name = "cpu_pixels"
-    version = 1
+    version = 2
     layouts = frozenset({"nhwc", "nchw"})
 
     def kernel(self) -> Any:
@@ -42,9 +43,7 @@ class CpuPixels(CpuAlgorithm):
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            return (fits(t, s.tile_k, s.vectors) and s.tile_k <= p.group_k
-                    and s.vectors <= math.ceil(p.conv_w / t.lanes)
-                    and (s.block_rows == 1 or s.block_rows // 2 < p.conv_h))
+            return fits(t, s.tile_k, s.vectors) and s.tile_k <= p.group_k
 
         return Space(legal, tile_k=tuple(range(1, t.lanes + 1)), vectors=VECTORS,
                      unroll=(1, 2, 4, 8), block_rows=ROWS)
@@ -53,25 +52,33 @@ class CpuPixels(CpuAlgorithm):
         return _default(p, t.with_(threads=1))
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
-        row_vectors = math.ceil(p.conv_w / t.lanes)
-        strips, tiles_k = math.ceil(row_vectors / s.vectors), math.ceil(p.group_k / s.tile_k)
-        vectors, channels = row_vectors / strips, p.group_k / tiles_k
-        crossing = 1.12  # most loads cross a cache line
-        one = crossing * tile_cycles(t, max(1, round(channels)), max(1, round(vectors)),
-                                     p.r * p.s * p.group_c)
-        tiles = p.n * p.groups * p.conv_h * strips * tiles_k
+        tiles_k = math.ceil(p.group_k / s.tile_k)
+        big = math.ceil(p.group_k / tiles_k)  # other tiles have one channel less
+        smaller = tiles_k * big - p.group_k
+        row = (tiles_k - smaller) * _row_cycles(p, t, s, big)
+        row += smaller * _row_cycles(p, t, s, big - 1) if smaller else 0.0
         # a pixel that is written in pieces travels more than once
         pieces = p.output_bytes / 3 if p.layout == "nhwc" and tiles_k > 1 else 0.0
-        cycles = (one + _turn(p, t, channels) * vectors) * tiles + _unpack(p, t, s) + pieces
+        cycles = row * p.n * p.groups * p.conv_h + _unpack(p, t, s) + pieces
         tasks = p.n * p.groups * math.ceil(p.conv_h / s.block_rows)
         return seconds(t, cycles, p.image_bytes, tasks, weights=weight_traffic(p, t))
 
 
-def _turn(p: Problem, t: Target, channels: float) -> float:
+def _row_cycles(p: Problem, t: Target, s: Any, channels: int) -> float:
+    """All register tiles of a row, for one tile of output channels."""
+    turn, crossing = _turn(p, t, channels), 1.12  # most loads cross a cache line
+    found = counts(math.ceil(p.conv_w / t.lanes), s.vectors, channels)
+    pieces = zip(piece_sizes(s.vectors), found, strict=True)
+    return sum(count * (turn * size + crossing * tile_cycles(t, channels, size,
+                                                             p.r * p.s * p.group_c))
+               for size, count in pieces if count)
+
+
+def _turn(p: Problem, t: Target, channels: int) -> float:
     """Cycles to transpose and store one vector of pixels."""
     if p.layout == "nchw":
         return channels
-    width = 1 << max(0, math.ceil(channels) - 1).bit_length()
+    width = 1 << (channels - 1).bit_length()
     return width * math.log2(width) + 1.5 * (width if width == p.k else t.lanes)
 
 

@@ -1,7 +1,7 @@
 """Depthwise convolution: channels in the lanes, every loaded column used by all taps it meets.
 
-Nothing is packed: rows outside the image are left out of the loop over filter rows, and tiles at
-the left and right border are compiled with the taps that exist there.
+Nothing is packed: rows outside the image are left out of the loop over filter rows, and columns
+that may lie outside are skipped by branches, which cost nothing inside the image.
 """
 
 from __future__ import annotations
@@ -11,43 +11,66 @@ from typing import Any
 
 import torch
 
+from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..between.epilogue import finish
 from ..emit import Function, Index, Module, Pointer, Vector
+from ..emit.sizes import InCode
 from ..emit.threads import BATCH, BIAS, RESIDUAL, WEIGHT, X, Y, emit_entry, emit_region
-from ..emit.tiling import Partition, ceil_div
+from ..emit.tiling import ceil_div, emit_pieces
 from .geometry import Sizes
+
+SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "block_rows", "row_blocks",
+         "pieces_0", "pieces_1", "pieces_2", "pieces_3")
 
 
 class Geometry(Sizes):
     """Every size of a depthwise convolution."""
 
-    @cached_property
-    def cols(self) -> Partition:
-        return Partition(self.p.conv_w, self.s.tile_w)
-
-    @cached_property
-    def starts(self) -> tuple[int, ...]:
-        """Where the tiles of a row begin."""
-        big, bigs = self.cols.big, self.cols.bigs
-        return tuple(i * big - max(0, i - bigs) for i in range(self.cols.count + 1))
+    # sizes that a kernel finds in its frame
 
     @cached_property
     def row_blocks(self) -> int:
         return ceil_div(self.p.conv_h, self.s.block_rows)
 
     @cached_property
+    def pieces(self) -> tuple[int, ...]:
+        """Tiles of each width in a row."""
+        if self.far_out:
+            return (0,) * (len(self.widths) - 1) + (self.p.conv_w,)
+        return counts(self.p.conv_w, self.s.tile_w)
+
+    @cached_property
+    def far_out(self) -> bool:
+        """Whether there may be outputs that do not see the image: pixels go one by one."""
+        return max(self.p.padding[2:]) >= self.p.span_w
+
+    # what the weight and the schedule fix
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of tiles."""
+        return piece_sizes(self.s.tile_w)
+
+    @cached_property
     def c_vectors(self) -> int:
         return ceil_div(self.p.c, self.lanes)
 
-    def inside(self, tile: int) -> bool:
-        """Whether no tap of a tile leaves the image sideways."""
-        p = self.p
-        first = self.starts[tile] * p.stride[1] - p.padding[2]
-        last = (self.starts[tile + 1] - 1) * p.stride[1] - p.padding[2] + p.span_w - 1
-        return first >= 0 and last < p.w
+    def meetings(self, width: int) -> list[tuple[int, list[tuple[int, int]]]]:
+        """The columns that a tile reads, each with the (pixel, tap) that it meets."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i in range(width):
+            for s in range(self.p.s):
+                column = i * self.p.stride[1] + s * self.p.dilation[1]
+                found.setdefault(column, []).append((i, s))
+        return sorted(found.items())
+
+    def may_be_outside(self, width: int, column: int) -> bool:
+        """Whether a column may not be in the image; the pixels of wide tiles all reach it."""
+        last = (width - 1) * self.p.stride[1]
+        return self.p.is_padded and (width == 1 or not self.p.span_w - 1 <= column <= last)
 
     def scratch_bytes(self, threads: int) -> int:
         return 0
@@ -57,9 +80,6 @@ class Geometry(Sizes):
         p, width = self.p, self.c_vectors * self.lanes
         w = torch.nn.functional.pad(weight.reshape(p.c, p.r * p.s), (0, 0, 0, width - p.c))
         return w.unflatten(0, (-1, self.lanes)).transpose(1, 2).contiguous()
-
-    def tasks(self, batch: Any) -> Any:
-        return batch * self.row_blocks
 
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
@@ -73,96 +93,96 @@ class _Depthwise:
 
     def module(self) -> Module:
         self.m = Module(self.isa)
-        self.tiles: dict[tuple[int, int | None], Function] = {}
+        self.tiles = {width: self._tile(width) for width in self.g.widths}
         body = self._body()
-        emit_entry(self.m, [emit_region(
-            self.m, "convolve", lambda f, frame: self.g.tasks(frame.load_index(BATCH)), body)])
+        emit_entry(self.m, [emit_region(self.m, "convolve", self._tasks, body)])
         return self.m
 
-    def _tile(self, width: int, start: int | None) -> Function:
-        """A tile over all channels; `start` is its column where the border matters."""
-        key = (width, start)
-        if key not in self.tiles:
-            name = f"tile_{width}" + ("" if start is None else f"_at_{start}")
-            lanes, c = self.g.lanes, self.p.c
-            with self.m.function(name, x="pointer", weight="pointer", bias="pointer",
-                                 residual="pointer", y="pointer", low="index",
-                                 high="index") as f:
-                whole = c // lanes * lanes
-                with f.loop(whole, step=lanes) as channel:
-                    self._channels(f, width, start, channel.i, lanes)
-                if c > whole:
-                    self._channels(f, width, start, f.index(whole), c - whole)
-            self.tiles[key] = f
-        return self.tiles[key]
+    def _sizes(self, f: Function) -> InCode:
+        """The geometry, with what image sizes decide from the frame."""
+        return InCode(f, self.g, SIZES)
 
-    def _channels(self, f: Function, width: int, start: int | None, channel: Index,
-                  count: int) -> None:
+    def _tasks(self, f: Function, frame: Pointer) -> Index:
+        return frame.load_index(BATCH) * self._sizes(f).row_blocks
+
+    def _tile(self, width: int) -> Function:
+        """A tile over all channels; its taps begin `left` columns into the image, or before."""
+        lanes, c = self.g.lanes, self.p.c
+        with self.m.function(f"tile_{width}", frame="pointer", x="pointer", weight="pointer",
+                             bias="pointer", residual="pointer", y="pointer", low="index",
+                             high="index", left="index") as f:
+            w, whole = self._sizes(f).w, c // lanes * lanes
+            with f.loop(whole, step=lanes) as channel:
+                self._channels(f, width, w, channel.i, lanes)
+            if c > whole:
+                self._channels(f, width, w, f.index(whole), c - whole)
+        return f
+
+    def _channels(self, f: Function, width: int, w: Index, channel: Index, count: int) -> None:
         """One vector of channels of a tile."""
         p = self.p
         x, taps = f.x + channel, f.weight + channel * (p.r * p.s)
         zeros = [f.vector(0.0)] * width
         with f.loop(f.high, start=f.low, carry=zeros) as r:
-            row = x + r.i * (p.dilation[0] * p.w * p.c)
-            r.values = self._filter_row(f, row, taps + r.i * (p.s * self.g.lanes), r.values,
-                                        start, count)
+            row = x + r.i * w * (p.dilation[0] * p.c)
+            r.values = self._filter_row(f, row, taps + r.i * (p.s * self.g.lanes), r.values, w,
+                                        count)
         for i, value in enumerate(r.values):
             at = channel + i * p.k
             value = finish(f, value, p.epilogue, (f.bias, channel), (f.residual, at), count)
             (f.y + at).store(value, count=count)
 
-    def _filter_row(self, f: Function, x: Pointer, taps: Pointer, acc: list[Vector],
-                    start: int | None, count: int) -> list[Vector]:
-        """Each column is loaded once and meets every tap that covers it."""
-        p, acc = self.p, list(acc)
-        weights = [taps.load(s * self.g.lanes) for s in range(p.s)]
-        meetings: dict[int, list[tuple[int, int]]] = {}
-        for i in range(len(acc)):
-            for s in range(p.s):
-                meetings.setdefault(i * p.stride[1] + s * p.dilation[1], []).append((i, s))
-        first = 0 if start is None else start * p.stride[1] - p.padding[2]
-        for column, pairs in sorted(meetings.items()):
-            if start is not None and not 0 <= first + column < p.w:
-                continue
-            value = x.load(column * p.c, count=count)
-            for i, s in pairs:
-                acc[i] = f.fma(value, weights[s], acc[i])
+    def _filter_row(self, f: Function, x: Pointer, taps: Pointer, acc: list[Vector], w: Index,
+                    count: int) -> list[Vector]:
+        """Each column is loaded once and meets every tap that covers it.
+
+        Columns outside the image add nothing, not even zero times a weight that may be infinite.
+        """
+        acc, width = list(acc), len(acc)
+        weights = [taps.load(s * self.g.lanes) for s in range(self.p.s)]
+
+        def met(column: int, pairs: list[tuple[int, int]]) -> list[Vector]:
+            value = x.load(column * self.p.c, count=count)
+            return [f.fma(value, weights[s], acc[i]) for i, s in pairs]
+
+        for column, pairs in self.g.meetings(width):
+            if self.g.may_be_outside(width, column):
+                with f.maybe((f.left + column).within(w), [acc[i] for i, _ in pairs]) as there:
+                    there.values = met(column, pairs)
+                sums = there.values
+            else:
+                sums = met(column, pairs)
+            for (i, _), value in zip(pairs, sums, strict=True):
+                acc[i] = value
         return acc
 
     def _body(self) -> Function:
-        g, p, s = self.g, self.p, self.s
+        p = self.p
         with self.m.function("body", frame="pointer", task="index", worker="index") as f:
-            block, image = f.task % g.row_blocks, f.task // g.row_blocks
-            top = block * s.block_rows
-            with f.loop((top + s.block_rows).minimum(p.conv_h), start=top) as row:
-                y = row.i * p.stride[0] - p.padding[0]
-                low, high = self._filter_rows(y)
-                x = f.frame.load_pointer(X) + (image * p.h + y) * (p.w * p.c)
-                at = (image * p.conv_h + row.i) * (p.conv_w * p.k)
+            z = self._sizes(f)
+            block, image = f.task % z.row_blocks, f.task // z.row_blocks
+            top = block * z.block_rows
+            with f.loop((top + z.block_rows).minimum(z.conv_h), start=top) as row:
+                y = row.i * p.stride[0] - z.top
+                low, high = self._filter_rows(y, z.h)
+                x = f.frame.load_pointer(X) + (image * z.h + y) * (z.w * p.c)
+                at = (image * z.conv_h + row.i) * (z.conv_w * p.k)
                 self._row(f, x, at, low, high)
         return f
 
-    def _filter_rows(self, y: Index) -> tuple[Index, Index]:
+    def _filter_rows(self, y: Index, h: Index) -> tuple[Index, Index]:
         """The filter rows that meet the image when the first one lies at input row y."""
-        d, p = self.p.dilation[0], self.p
+        d = self.p.dilation[0]
         low = ((0 - y).maximum(0) + (d - 1)) // d
-        high = ((p.h - y).maximum(0) + (d - 1)) // d
-        return low, high.minimum(p.r)
+        high = ((h - y).maximum(0) + (d - 1)) // d
+        return low, high.minimum(self.p.r)
 
     def _row(self, f: Function, x: Pointer, at: Index, low: Index, high: Index) -> None:
-        """The tiles of a row: borders one by one, the inside in a loop."""
-        g = self.g
-        inside = [tile for tile in range(g.cols.count) if g.inside(tile)]
-        for tile in (t for t in range(g.cols.count) if t not in inside):
-            start, stop = g.starts[tile], g.starts[tile + 1]
-            self._call(f, self._tile(stop - start, start), x, f.index(start), at, low, high)
-        if inside:
-            for width, piece in g.cols.pieces(f, f.index(inside[0]), f.index(inside[-1] + 1)):
-                self._call(f, self._tile(width, None), x, g.cols.start(piece), at, low, high)
-
-    def _call(self, f: Function, tile: Function, x: Pointer, col: Index, at: Index, low: Index,
-              high: Index) -> None:
-        p, out = self.p, at + col * self.p.k
-        f.call(tile, x + (col * p.stride[1] - p.padding[2]) * p.c, f.frame.load_pointer(WEIGHT),
-               f.frame.load_pointer(BIAS), f.frame.load_pointer(RESIDUAL) + out,
-               f.frame.load_pointer(Y) + out, low, high)
+        """The tiles of a row; the last is moved back to end with it."""
+        g, p, z = self.g, self.p, self._sizes(f)
+        pieces = [getattr(z, f"pieces_{i}") for i in range(len(g.widths))]
+        for width, col, _ in emit_pieces(f, g.widths, pieces, f.index(0), z.conv_w):
+            left, out = col * p.stride[1] - z.left, at + col * p.k
+            f.call(self.tiles[width], f.frame, x + left * p.c, f.frame.load_pointer(WEIGHT),
+                   f.frame.load_pointer(BIAS), f.frame.load_pointer(RESIDUAL) + out,
+                   f.frame.load_pointer(Y) + out, low, high, left)

@@ -55,6 +55,35 @@ class Sizes:
         return self.p.out_w
 
     @property
+    def block_rows(self) -> int:
+        """Rows of a task."""
+        return int(self.s.block_rows)
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Register tiles of each size that cover a row: of up to four sizes."""
+        raise NotImplementedError
+
+    @property
+    def pieces_0(self) -> int:
+        return self.pieces[0]
+
+    @property
+    def pieces_1(self) -> int:
+        return self._pieces(1)
+
+    @property
+    def pieces_2(self) -> int:
+        return self._pieces(2)
+
+    @property
+    def pieces_3(self) -> int:
+        return self._pieces(3)
+
+    def _pieces(self, i: int) -> int:
+        return self.pieces[i] if i < len(self.pieces) else 0
+
+    @property
     def pool_rows(self) -> int:
         """Rows of results that a task pools."""
         return rows_a_task(self.p)

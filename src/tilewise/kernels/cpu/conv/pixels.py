@@ -1,16 +1,19 @@
 """Implicit GEMM with neighbouring pixels in the lanes, for layers with few channels.
 
 A task unpacks its rows into planes of one channel each; weights are broadcast. Images may lie in
-planes (NCHW) or channels-last (NHWC): finished tiles are then transposed in registers.
+planes (NCHW) or channels-last (NHWC): finished tiles are then transposed in registers. The last
+vector of a row is moved back to end with it; only rows shorter than a vector are stored in part.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
@@ -18,14 +21,56 @@ from ..between.epilogue import activate
 from ..emit import Function, Index, Module, Pointer, Vector
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import Walk, multiply
+from ..emit.sizes import InCode
 from ..emit.threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
-from ..emit.tiling import Partition, ceil_div, emit_copy, emit_zero
+from ..emit.tiling import Partition, ceil_div, emit_pieces, emit_zero
 from ..emit.transpose import transpose
 from .geometry import Sizes
+
+SIZES = ("h", "w", "top", "left", "right", "conv_h", "conv_w", "block_rows", "row_blocks",
+         "row_vectors", "pitch", "plane", "scratch_floats", "pieces_0", "pieces_1", "pieces_2",
+         "pieces_3")
 
 
 class Geometry(Sizes):
     """Every size of a convolution over pixels."""
+
+    # sizes that a kernel finds in its frame
+
+    @property
+    def right(self) -> int:
+        """Columns of padding right of an image."""
+        return self.p.padding[3]
+
+    @cached_property
+    def row_blocks(self) -> int:
+        return ceil_div(self.p.conv_h, self.s.block_rows)
+
+    @cached_property
+    def row_vectors(self) -> int:
+        return ceil_div(self.p.conv_w, self.lanes)
+
+    @cached_property
+    def pieces(self) -> tuple[int, ...]:
+        """Strips of each size in a row."""
+        return counts(self.row_vectors, self.s.vectors, self.channels.big)
+
+    @cached_property
+    def pitch(self) -> int:
+        """A row of a plane; the vector of a short row reads past the image, never past this."""
+        return max(self.p.conv_w, self.lanes) + self.p.span_w - 1
+
+    @cached_property
+    def plane(self) -> int:
+        height = min(self.s.block_rows, self.p.conv_h)
+        return ((height - 1) * self.p.stride[0] + self.p.span_h) * self.pitch
+
+    @cached_property
+    def scratch_floats(self) -> int:
+        """Scratch of one worker."""
+        return ceil_div(self.p.group_c * self.plane, 16) * 16
+
+    # what the weight and the schedule fix
 
     @cached_property
     def channels(self) -> Partition:
@@ -33,64 +78,17 @@ class Geometry(Sizes):
         return Partition(self.p.group_k, self.s.tile_k)
 
     @cached_property
-    def row_vectors(self) -> int:
-        return ceil_div(self.p.conv_w, self.lanes)
-
-    @cached_property
-    def strips(self) -> Partition:
-        """Vectors of a row in register tiles."""
-        return Partition(self.row_vectors, self.s.vectors)
-
-    @cached_property
-    def row_blocks(self) -> int:
-        return ceil_div(self.p.conv_h, self.s.block_rows)
-
-    @cached_property
-    def pitch(self) -> int:
-        """A row of a plane; the last vector may read past the image, never past this."""
-        return self.row_vectors * self.lanes + self.p.span_w - 1
-
-    @cached_property
-    def in_rows(self) -> int:
-        height = min(self.s.block_rows, self.p.conv_h)
-        return (height - 1) * self.p.stride[0] + self.p.span_h
-
-    @cached_property
-    def plane(self) -> int:
-        return self.in_rows * self.pitch
-
-    @cached_property
-    def scratch_floats(self) -> int:
-        """Scratch of one worker."""
-        return ceil_div(self.p.group_c * self.plane, 16) * 16
+    def strips(self) -> tuple[int, ...]:
+        """Vectors of register tiles."""
+        return piece_sizes(self.s.vectors)
 
     @cached_property
     def planar(self) -> bool:
         return self.p.layout == "nchw"
 
     @cached_property
-    def in_strides(self) -> tuple[int, int, int]:
-        """Floats from one input channel, row and column to the next."""
-        p = self.p
-        return (p.h * p.w, p.w, 1) if self.planar else (1, p.w * p.c, p.c)
-
-    @cached_property
-    def out_strides(self) -> tuple[int, int, int]:
-        """Floats from one output channel, row and column to the next."""
-        p = self.p
-        return (p.conv_h * p.conv_w, p.conv_w, 1) if self.planar else (1, p.conv_w * p.k, p.k)
-
-    @cached_property
     def depth(self) -> int:
         return self.p.group_c * self.p.r * self.p.s
-
-    def walk(self, channels: int) -> Walk:
-        """Channels, filter rows, filter columns; the weights of a tile lie side by side."""
-        p = self.p
-        row = p.s * channels
-        return Walk(((p.group_c, p.r * row, self.plane),
-                     (p.r, row, p.dilation[0] * self.pitch),
-                     (p.s, channels, p.dilation[1])))
 
     def scratch_bytes(self, threads: int) -> int:
         return FLOAT32.bytes * threads * self.scratch_floats
@@ -104,13 +102,23 @@ class Geometry(Sizes):
             parts.append(w[:, bigs:].unflatten(1, (-1, self.channels.big - 1)))
         return torch.cat([part.transpose(2, 3).flatten(1) for part in parts], 1).contiguous()
 
-    def tasks(self, batch: Any) -> Any:
-        return batch * (self.p.groups * self.row_blocks)
-
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     """The module of a direct convolution over pixels."""
     return _Pixels(Geometry(p, s, isa.lanes), isa).module()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a vector of pixels goes; all values are emitted ones."""
+
+    y: Pointer
+    residual: Pointer
+    plane: Index  # floats of one output channel
+    pixels: Index | int
+
+    def at(self, offset: Index | int) -> _Place:
+        return replace(self, y=self.y + offset, residual=self.residual + offset)
 
 
 class _Pixels:
@@ -119,131 +127,172 @@ class _Pixels:
 
     def module(self) -> Module:
         self.m = Module(self.isa)
-        ends = [True] if self.g.strips.count == 1 else [True, False]
-        self.tiles = {(size, strip, end): self._tile(size, strip, end)
-                      for size in self.g.channels.sizes for strip in self.g.strips.sizes
-                      for end in ends}
+        self.tiles = {(size, strip): self._tile(size, strip)
+                      for size in self.g.channels.sizes for strip in self.g.strips}
         self.unpack = self._unpack()
         body = self._body()
-        emit_entry(self.m, [emit_region(
-            self.m, "multiply", lambda f, frame: self.g.tasks(frame.load_index(BATCH)), body)])
+        emit_entry(self.m, [emit_region(self.m, "multiply", self._tasks, body)])
         return self.m
 
-    def _tile(self, channels: int, vectors: int, end: bool) -> Function:
-        """One register tile; `end`: the last of its row, whose last vector is incomplete."""
-        lanes = self.g.lanes
-        with self.m.function(f"tile_{channels}x{vectors}{'_end' if end else ''}", weight="pointer",
-                             x="pointer", bias="pointer", residual="pointer", y="pointer") as f:
-            acc = multiply(f, f.weight, f.x, range(channels), vectors, self.g.walk(channels),
-                           self.s.unroll)
+    def _sizes(self, f: Function) -> InCode:
+        """The geometry, with what image sizes decide from the frame."""
+        return InCode(f, self.g, SIZES)
+
+    def _tasks(self, f: Function, frame: Pointer) -> Index:
+        return frame.load_index(BATCH) * self.p.groups * self._sizes(f).row_blocks
+
+    # the register tiles
+
+    def _tile(self, channels: int, vectors: int) -> Function:
+        """One register tile; `last`: where the last of several vectors lies."""
+        lanes, column = self.g.lanes, 1 if self.g.planar else self.p.k
+        with self.m.function(f"tile_{channels}x{vectors}", frame="pointer", weight="pointer",
+                             x="pointer", bias="pointer", residual="pointer", y="pointer",
+                             last="index") as f:
+            z = self._sizes(f)
+            acc = multiply(f, f.weight, f.x, range(channels), vectors, self._walk(z, channels),
+                           self.s.unroll, last=f.last if vectors > 1 else None)
             if self.p.epilogue.bias:
                 acc = [[value + f.bias.broadcast(k) for value in row]
                        for k, row in enumerate(acc)]
-            last = self.p.conv_w - (self.g.row_vectors - 1) * lanes
+            pixels = lanes if vectors > 1 else z.conv_w.minimum(lanes)
+            place = _Place(f.y, f.residual, z.conv_h * z.conv_w, pixels)
+            store = self._store_planes if self.g.planar else self._store_pixels
             for v in range(vectors):
-                pixels = last if end and v == vectors - 1 else lanes
-                store = self._store_planes if self.g.planar else self._store_pixels
-                store(f, [row[v] for row in acc], v * lanes * self.g.out_strides[2], pixels)
+                pixel = f.last if 0 < v == vectors - 1 else v * lanes
+                store(f, [row[v] for row in acc], place.at(pixel * column))
         return f
 
-    def _store_planes(self, f: Function, planes: list[Vector], at: int, pixels: int) -> None:
-        for k, value in enumerate(planes):
-            self._put(f, value, at + k * self.g.out_strides[0], pixels)
+    def _walk(self, z: InCode, channels: int) -> Walk:
+        """Channels, filter rows, filter columns; the weights of a tile lie side by side."""
+        p = self.p
+        row = p.s * channels
+        return Walk(((p.group_c, p.r * row, z.plane),
+                     (p.r, row, z.pitch * p.dilation[0]),
+                     (p.s, channels, p.dilation[1])))
 
-    def _store_pixels(self, f: Function, planes: list[Vector], at: int, pixels: int) -> None:
-        """Write `pixels` pixels of a tile's channels."""
-        count, lanes = len(planes), self.g.lanes
+    def _store_planes(self, f: Function, planes: list[Vector], place: _Place) -> None:
+        for k, value in enumerate(planes):
+            self._put(f, value, place.at(place.plane * k if k else 0), place.pixels)
+
+    def _store_pixels(self, f: Function, planes: list[Vector], place: _Place) -> None:
+        """Write the pixels of a tile's channels."""
+        count, lanes, pixels = len(planes), self.g.lanes, place.pixels
         turned = transpose(f, planes)
         width = len(turned)
         if width == count == self.p.k:  # pixels follow each other without a gap
             for i, value in enumerate(turned):
-                self._put(f, value, at + i * lanes, min(lanes, pixels * count - i * lanes))
+                self._put(f, value, place.at(i * lanes), pixels * count - i * lanes)
+            return
+        if isinstance(pixels, Index):
+            self._store_some(f, turned, count, place)
             return
         for pixel in range(pixels):
             first = pixel * width
             piece = turned[first // lanes].slice(first % lanes, width)
-            self._put(f, piece, at + pixel * self.p.k, count)
+            self._put(f, piece, place.at(pixel * self.p.k), count)
 
-    def _put(self, f: Function, value: Vector, at: int, count: int) -> None:
-        if count <= 0:
-            return
+    def _store_some(self, f: Function, turned: list[Vector], count: int, place: _Place) -> None:
+        """As many pixels of a turned tile as a short row has: a loop reads them from the stack."""
+        tile, lanes, width = f.words(len(turned) * self.g.lanes // 2), self.g.lanes, len(turned)
+        for i, value in enumerate(turned):
+            tile.store(value, i * lanes)
+        with f.loop(place.pixels) as pixel:
+            piece = (tile + pixel.i * width).load(lanes=width)
+            self._put(f, piece, place.at(pixel.i * self.p.k), count)
+
+    def _put(self, f: Function, value: Vector, place: _Place, count: Index | int) -> None:
         if self.p.epilogue.residual:
-            value = value + f.residual.load(at, lanes=value.lanes, count=count)
-        f.y.store(activate(f, value, self.p.epilogue), at, count=count)
+            value = value + place.residual.load(lanes=value.lanes, count=count)
+        place.y.store(activate(f, value, self.p.epilogue), count=count)
+
+    # unpacking
 
     def _unpack(self) -> Function:
         """Copy rows into planes, zeros where they leave the image."""
-        p, g = self.p, self.g
-        width = p.padded_w
-        kinds: Any = {"x": "pointer", "to": "pointer", "top": "index", "rows": "index"}
-        with self.m.function("unpack", **kinds) as f, f.loop(f.rows) as row:
-            y, to = f.top + row.i, f.to + row.i * g.pitch
-            with f.either((y >= 0) & (y < p.h)) as (inside, outside):
-                with inside:
-                    self._unpack_row(f, f.x + y * g.in_strides[1], to)
-                with outside, f.loop(p.group_c) as c:
-                    emit_zero(f, to + c.i * g.plane, f.index(min(width, g.pitch)))
+        p = self.p
+        with self.m.function("unpack", frame="pointer", x="pointer", to="pointer", top="index",
+                             rows="index") as f:
+            z = self._sizes(f)
+            h, w, pitch, plane, left, right = z.h, z.w, z.pitch, z.plane, z.left, z.right
+            with f.loop(f.rows) as row:
+                y, to = f.top + row.i, f.to + row.i * pitch
+                with f.either((y >= 0) & (y < h)) as (inside, outside):
+                    with inside, f.loop(p.group_c) as c:
+                        at = to + c.i * plane
+                        source = f.x + self._in(z, c.i, y)
+                        if p.is_padded:
+                            self._clear(f, at, left)
+                            self._clear(f, at + (left + w), right)
+                        self._copy_row(f, at + left, source, w)
+                    with outside, f.loop(p.group_c) as c:
+                        emit_zero(f, to + c.i * plane, left + w + right)
         return f
 
-    def _unpack_row(self, f: Function, x: Pointer, to: Pointer) -> None:
-        p, g = self.p, self.g
-        left, right = p.padding[2], p.padding[3]
-        shown = min(p.w, g.pitch - left)  # columns past the last filter position are not needed
-        with f.loop(p.group_c) as c:
-            plane, row = to + c.i * g.plane, x + c.i * g.in_strides[0]
-            emit_zero(f, plane, f.index(left))
-            self._copy_row(f, plane + left, row, shown)
-            room = max(0, min(right, g.pitch - left - shown))
-            emit_zero(f, plane + (left + shown), f.index(room))
-
-    def _copy_row(self, f: Function, to: Pointer, row: Pointer, count: int) -> None:
-        step = self.g.in_strides[2]
-        if step == 1:
-            emit_copy(f, to, row, count)
-            return
+    def _clear(self, f: Function, to: Pointer, count: Index) -> None:
+        """Padding is a few columns: one by one takes less time than a masked vector."""
         with f.loop(count) as col:
-            (to + col.i).store((row + col.i * step).load(lanes=1))
+            (to + col.i).store(f.vector(0.0, 1))
+
+    def _copy_row(self, f: Function, to: Pointer, row: Pointer, count: Index) -> None:
+        step, lanes = 1 if self.g.planar else self.p.c, self.g.lanes
+        if step > 1:
+            with f.loop(count) as col:
+                (to + col.i).store((row + col.i * step).load(lanes=1))
+            return
+        with f.either(count >= lanes) as (whole, short):
+            with whole:  # the last vector is moved back
+                with f.loop(count - lanes, step=lanes) as col:
+                    (to + col.i).store((row + col.i).load())
+                (to + (count - lanes)).store((row + (count - lanes)).load())
+            with short:
+                to.store(row.load(count=count), count=count)
+
+    def _in(self, z: InCode, channel: Index, row: Index) -> Index:
+        """Floats to the first pixel of an input channel's row."""
+        if self.g.planar:
+            return (channel * z.h + row) * z.w
+        return row * z.w * self.p.c + channel
+
+    def _out(self, z: InCode, channel: Index, row: Index | int, pixel: Index | int) -> Index:
+        """Floats to a pixel of an output channel."""
+        if self.g.planar:
+            return (channel * z.conv_h + row) * z.conv_w + pixel
+        return (z.conv_w * row + pixel) * self.p.k + channel
+
+    # one task
 
     def _body(self) -> Function:
-        g, p, s = self.g, self.p, self.s
+        p = self.p
         with self.m.function("body", frame="pointer", task="index", worker="index") as f:
-            block, rest = f.task % g.row_blocks, f.task // g.row_blocks
+            z = self._sizes(f)
+            block, rest = f.task % z.row_blocks, f.task // z.row_blocks
             group, image = rest % p.groups, rest // p.groups
-            top = block * s.block_rows
-            bottom = (top + s.block_rows).minimum(p.conv_h)
-            planes = f.frame.load_pointer(SCRATCH) + f.worker * g.scratch_floats
-            channel = group * (p.group_c * g.in_strides[0])
-            x = f.frame.load_pointer(X) + image * (p.h * p.w * p.c) + channel
-            f.call(self.unpack, x, planes, top * p.stride[0] - p.padding[0],
-                   (bottom - top - 1) * p.stride[0] + p.span_h)
+            top = block * z.block_rows
+            bottom = (top + z.block_rows).minimum(z.conv_h)
+            planes = f.frame.load_pointer(SCRATCH) + f.worker * z.scratch_floats
+            x = f.frame.load_pointer(X) + image * (z.h * z.w * p.c)
+            f.call(self.unpack, f.frame, x + self._in(z, group * p.group_c, f.index(0)), planes,
+                   top * p.stride[0] - z.top, (bottom - top - 1) * p.stride[0] + p.span_h)
             with f.loop(bottom, start=top) as row:
-                at = (image * (p.conv_h * p.conv_w * p.k) + row.i * g.out_strides[1]
-                      + group * (p.group_k * g.out_strides[0]))
-                self._row(f, group, planes + (row.i - top) * (p.stride[0] * g.pitch), at)
+                at = image * (z.conv_h * z.conv_w * p.k) + self._out(
+                    z, group * p.group_k, row.i, 0)
+                self._row(f, group, planes + (row.i - top) * z.pitch * p.stride[0], at)
         return f
 
     def _row(self, f: Function, group: Index, planes: Pointer, at: Index) -> None:
         """All tiles of one output row."""
-        g, p = self.g, self.p
+        g, p, z = self.g, self.p, self._sizes(f)
         weight = f.frame.load_pointer(WEIGHT) + group * (p.group_k * g.depth)
+        pieces = [getattr(z, f"pieces_{i}") for i in range(len(g.strips))]
+        end = (z.conv_w - g.lanes).maximum(0)  # where the last vector begins
         for size, piece in g.channels.pieces(f, f.index(0), f.index(g.channels.count)):
             channel = g.channels.start(piece)
-            for vectors, strip in g.strips.pieces(f, f.index(0), f.index(g.strips.count)):
-                pixel = g.strips.start(strip) * g.lanes
-                out = at + pixel * g.out_strides[2] + channel * g.out_strides[0]
-                self._call(f, (size, vectors), strip, [
-                    weight + channel * g.depth, planes + pixel,
-                    f.frame.load_pointer(BIAS) + group * p.group_k + channel,
-                    f.frame.load_pointer(RESIDUAL) + out, f.frame.load_pointer(Y) + out])
-
-    def _call(self, f: Function, shape: tuple[int, int], strip: Index, args: list[Any]) -> None:
-        """The tile that ends the row is one of its own."""
-        end, middle = (*shape, True), (*shape, False)
-        if self.g.strips.count == 1:
-            f.call(self.tiles[end], *args)
-            return
-        with f.either(strip.equals(self.g.strips.count - 1)) as (yes, no):
-            with yes:
-                f.call(self.tiles[end], *args)
-            with no:
-                f.call(self.tiles[middle], *args)
+            for vectors, strip, _ in emit_pieces(f, g.strips, pieces, f.index(0), z.row_vectors):
+                last = ((strip + (vectors - 1)) * g.lanes).minimum(end)
+                pixel = strip * g.lanes if vectors > 1 else last
+                out = at + self._out(z, channel, 0, pixel)
+                f.call(self.tiles[size, vectors], f.frame, weight + channel * g.depth,
+                       planes + pixel, f.frame.load_pointer(BIAS) + group * p.group_k + channel,
+                       f.frame.load_pointer(RESIDUAL) + out, f.frame.load_pointer(Y) + out,
+                       last - pixel)

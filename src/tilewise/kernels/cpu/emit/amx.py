@@ -126,7 +126,7 @@ class _Unit:
         self.starts, self.level = starts, level
 
     def walk(self, a: Pointer, b: Pointer, ahead: Pointer,
-             loops: Sequence[tuple[int, Step, int]], lines: int) -> Pointer:
+             loops: Sequence[tuple[int, Step, Step]], lines: int) -> Pointer:
         """Emit the loops from the outermost inwards; where the prefetch has come to."""
         if not loops:
             return self.steps(a, b, ahead, lines)

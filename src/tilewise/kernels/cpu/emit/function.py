@@ -159,6 +159,20 @@ class Function:
         with self.ll.if_then(condition.ir):
             yield
 
+    @contextmanager
+    def maybe(self, condition: Flag, carry: Sequence[Any]) -> Iterator[Loop]:
+        """A branch taken where the condition holds; carried values leave it, or pass it by."""
+        before = self.ll.block
+        with self.ll.if_then(condition.ir):
+            taken = Loop(self.index(0), list(carry))
+            yield taken
+            end = self.ll.block
+        for i, (passed, made) in enumerate(zip(carry, taken.values, strict=True)):
+            phi = self.ll.phi(passed.ir.type)
+            phi.add_incoming(passed.ir, before)
+            phi.add_incoming(made.ir, end)
+            taken.values[i] = passed.like(phi)
+
     def either(self, condition: Flag) -> Any:
         """Two emitted branches: `with f.either(c) as (yes, no)`."""
         return self.ll.if_else(condition.ir)

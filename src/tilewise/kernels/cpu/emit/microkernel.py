@@ -21,12 +21,12 @@ Step = int | Index  # constant, or known when the code runs
 class Walk:
     """The order of a reduction: loops of (count, step of a, step of b), the outermost first."""
 
-    loops: tuple[tuple[int, Step, int], ...]
+    loops: tuple[tuple[int, Step, Step], ...]
 
     @staticmethod
     def packed(width: int, *a_loops: tuple[int, Step]) -> Walk:
         """Loops of (count, step of a) against rows of `width` floats read in order."""
-        loops: list[tuple[int, Step, int]] = []
+        loops: list[tuple[int, Step, Step]] = []
         step = width
         for count, stride in reversed(a_loops):
             loops.insert(0, (count, stride, step))
@@ -35,14 +35,16 @@ class Walk:
 
 
 def multiply(f: Function, a: Pointer, b: Pointer, rows: Sequence[Step], vectors: int, walk: Walk,
-             unroll: int, ahead: tuple[Pointer, Step] | None = None) -> list[list[Vector]]:
+             unroll: int, ahead: tuple[Pointer, Step] | None = None,
+             last: Index | None = None) -> list[list[Vector]]:
     """acc[i][j] = sum over the walk of a[rows[i]] * b[j-th vector].
 
-    `ahead` is memory to bring into the second cache meanwhile: where it begins, and how many
-    cache lines before each innermost loop.
+    Vectors lie side by side, but for the last one if `last` says where that is. `ahead` is memory
+    to bring into the second cache meanwhile: where it begins, and how many cache lines before
+    each innermost loop.
     """
     zeros = [f.vector(0.0) for _ in range(len(rows) * vectors)]
-    tile = _Tile(f, tuple(rows), vectors, unroll)
+    tile = _Tile(f, tuple(rows), vectors, unroll, last)
     if ahead:
         _, acc = tile.walk_fetching(a, b, zeros, walk.loops, *ahead)
     else:
@@ -56,9 +58,10 @@ class _Tile:
     rows: tuple[Step, ...]
     vectors: int
     unroll: int
+    last: Index | None
 
     def walk_fetching(self, a: Pointer, b: Pointer, acc: list[Vector],
-                      loops: Sequence[tuple[int, Step, int]], ahead: Pointer,
+                      loops: Sequence[tuple[int, Step, Step]], ahead: Pointer,
                       lines: Step) -> tuple[Pointer, list[Vector]]:
         """The walk, with a share of other memory prefetched before every innermost loop."""
         (count, a_step, b_step), *inner = loops
@@ -83,7 +86,7 @@ class _Tile:
             (ahead + line_.i * LINE).prefetch(level=2)
 
     def walk(self, a: Pointer, b: Pointer, acc: list[Vector],
-             loops: Sequence[tuple[int, Step, int]]) -> list[Vector]:
+             loops: Sequence[tuple[int, Step, Step]]) -> list[Vector]:
         """Emit the loops from the outermost inwards."""
         (count, a_step, b_step), *inner = loops
         if not inner:
@@ -96,7 +99,7 @@ class _Tile:
         return loop.values[2:]
 
     def innermost(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: Step,
-                  b_step: int) -> list[Vector]:
+                  b_step: Step) -> list[Vector]:
         """The innermost loop, `unroll` steps a turn, and what is left over."""
         turns, rest = divmod(count, self.unroll)
         if turns <= 1:
@@ -110,11 +113,14 @@ class _Tile:
         return self.steps(a, b, acc, rest, a_step, b_step)
 
     def steps(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: Step,
-              b_step: int) -> list[Vector]:
+              b_step: Step) -> list[Vector]:
         """`count` unrolled steps: the vectors of b against every row of the tile."""
-        acc = list(acc)
+        acc, lanes = list(acc), self.f.isa.lanes
+        beside = self.vectors - (self.last is not None)
         for step in range(count):
-            right = [b.load(step * b_step + j * self.f.isa.lanes) for j in range(self.vectors)]
+            right = [b.load(step * b_step + j * lanes) for j in range(beside)]
+            if self.last is not None:
+                right.append((b + self.last).load(step * b_step))
             for i, row in enumerate(self.rows):
                 left = a.broadcast(row + step * a_step)
                 for j in range(self.vectors):

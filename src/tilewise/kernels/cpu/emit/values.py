@@ -89,6 +89,10 @@ class Index(Value):
     def equals(self, other: Index | int) -> Flag:
         return self._compare("==", other)
 
+    def within(self, end: Index) -> Flag:
+        """0 <= this < end, in one comparison."""
+        return Flag(self.f, self.f.ll.icmp_unsigned("<", self.ir, end.ir))
+
     def minimum(self, other: Index | int) -> Index:
         return (self < other).select(self, self.f.index(other))
 

@@ -1,0 +1,65 @@
+"""One kernel for images of every size: rows that tiles do not fit, borders, wide padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import harness
+
+from tilewise.algorithms import ALGORITHMS
+from tilewise.core import Problem, Target
+from tilewise.kernels.cpu.emit import jit, launch
+
+GENERATED = {a.name: a for a in ALGORITHMS}
+HOST = Target.host(threads=2)
+SIZES = {  # of images, by algorithm and the rest of the problem
+    ("cpu_depthwise", "n1c21h{h}w{w}k21r3s3p1g21_f32_forward+bias"): range(1, 32, 2),
+    ("cpu_depthwise", "n1c21h{h}w{w}k21r5s5u2p2g21_f32_forward"): range(1, 32, 5),
+    ("cpu_depthwise", "n1c21h{h}w{w}k21r3s3p0x5g21_f32_forward"): (4, 9, 20),
+    ("cpu_depthwise", "n1c5h{h}w{w}k5r1s1p2g5_f32_forward"): (1, 9),
+    ("cpu_pixels", "n1c3h{h}w{w}k7r3s3p1_f32_forward+bias+residual"): range(1, 72, 7),
+    ("cpu_pixels", "n1c3h{h}w{w}k8r3s3p1_f32_forward"): (1, 15, 16, 17),
+    ("cpu_pixels", "n1c3h{h}w{w}k7r3s3p1_f32_nchw_forward+bias+residual"): range(1, 72, 7),
+}
+
+
+@pytest.mark.parametrize(("name", "line"), SIZES)
+def test_one_kernel_serves_every_size(name: str, line: str, tmp_path: object,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWISE_CACHE_DIR", str(tmp_path))
+    launch.KERNELS.clear()
+    algorithm, before, s = GENERATED[name], jit.compiled, None
+    for w in SIZES[name, line]:
+        p = Problem.parse(line.format(h=3 + w % 4, w=w))
+        s = s or algorithm.default(p.with_(w=70), HOST)
+        assert s in algorithm.space(p, HOST)
+        harness.check(algorithm, p, HOST, s, w)
+    assert jit.compiled == before + 1
+
+
+def _run(p: Problem, weight: torch.Tensor, tile_w: int) -> torch.Tensor:
+    algorithm = GENERATED["cpu_depthwise"]
+    s = algorithm.default(p, HOST).with_(tile_w=tile_w)
+    o = harness.operands(p, "floats", seed=0)
+    return harness.run(algorithm, p, HOST, s, o, algorithm.prepare(p, HOST, s, weight))
+
+
+@pytest.mark.parametrize("line", ["n1c21h6w19k21r3s3p1g21_f32_forward",
+                                  "n1c21h7w20k21r5s5u2p2d1x2g21_f32_forward"])
+def test_a_pixel_has_the_same_bits_in_every_tile(line: str) -> None:
+    p = Problem.parse(line)
+    weight = torch.randn(p.k, 1, p.r, p.s)
+    first, *others = [_run(p, weight, tile_w) for tile_w in (1, 4, 7, 12)]
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("tap", [0, 2])
+@pytest.mark.parametrize("w", [1, 2, 9, 30])
+def test_a_tap_outside_the_image_adds_nothing(w: int, tap: int) -> None:
+    p = Problem.parse(f"n1c21h5w{w}k21r3s3p1g21_f32_forward")
+    weight = torch.zeros(p.k, 1, 3, 3)
+    weight[:, :, 1, tap] = float("inf")
+    y = _run(p, weight, 7)
+    border = y[..., 0 if tap == 0 else w - 1]
+    assert torch.equal(border, torch.zeros_like(border))
+    assert not y[..., 1:w - 1].isfinite().any()
