@@ -46,6 +46,11 @@ class CpuDepthwise(CpuAlgorithm):
         space = self.space(p, t)
         return min(space, key=lambda s: self.cost(p, wide, s))
 
+    def adapted(self, p: Problem, t: Target, s: Schedule) -> Schedule:
+        wide = t.with_(threads=4)
+        return min((s.with_(block_rows=rows) for rows in HEIGHTS),
+                   key=lambda s: self.cost(p, wide, s))
+
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         rows = p.n * p.conv_h * math.ceil(p.c / t.lanes)
         return seconds(t, _row_cycles(p, t, s.tile_w) * rows, p.bytes,

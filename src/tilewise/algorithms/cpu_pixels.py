@@ -51,6 +51,9 @@ class CpuPixels(CpuAlgorithm):
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p, t.with_(threads=1))
 
+    def adapted(self, p: Problem, t: Target, s: Schedule) -> Schedule:
+        return s.with_(block_rows=_block_rows(p, t))
+
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         tiles_k = math.ceil(p.group_k / s.tile_k)
         big = math.ceil(p.group_k / tiles_k)  # other tiles have one channel less

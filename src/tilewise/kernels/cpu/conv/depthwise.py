@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Problem
@@ -24,6 +22,7 @@ from .geometry import Sizes
 
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "block_rows", "row_blocks",
          "pieces_0", "pieces_1", "pieces_2", "pieces_3")
+FREE = ("block_rows",)  # a tunable that is a size as well
 
 
 class Geometry(Sizes):
@@ -77,6 +76,8 @@ class Geometry(Sizes):
 
     def pack_weight(self, weight: Any) -> Any:
         """(C, 1, R, S) to [vector of C][r][s][lane]."""
+        import torch
+
         p, width = self.p, self.c_vectors * self.lanes
         w = torch.nn.functional.pad(weight.reshape(p.c, p.r * p.s), (0, 0, 0, width - p.c))
         return w.unflatten(0, (-1, self.lanes)).transpose(1, 2).contiguous()

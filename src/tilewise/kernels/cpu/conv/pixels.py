@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Problem
@@ -30,6 +28,7 @@ from .geometry import Sizes
 SIZES = ("h", "w", "top", "left", "right", "conv_h", "conv_w", "block_rows", "row_blocks",
          "row_vectors", "pitch", "plane", "scratch_floats", "pieces_0", "pieces_1", "pieces_2",
          "pieces_3")
+FREE = ("block_rows",)  # a tunable that is a size as well
 
 
 class Geometry(Sizes):
@@ -95,6 +94,8 @@ class Geometry(Sizes):
 
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, R, S) to [group][tile of K][c][r][s][k of the tile]."""
+        import torch
+
         bigs = self.channels.bigs * self.channels.big
         w = weight.reshape(self.p.groups, self.p.group_k, self.depth)
         parts = [w[:, :bigs].unflatten(1, (-1, self.channels.big))]
