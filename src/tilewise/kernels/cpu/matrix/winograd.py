@@ -25,6 +25,7 @@ from ..emit.parts import pack_columns, split
 from ..emit.tiling import ceil_div
 from .passes import Passes
 
+SIZES = winograd_geometry.SIZES
 PANEL = 64 << 10  # bytes of weights that a pass over the tiles uses again and again
 
 
