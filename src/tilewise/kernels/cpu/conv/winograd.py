@@ -22,6 +22,7 @@ from .winograd_geometry import SIZES, Geometry
 from .winograd_output import Output
 from .winograd_tiles import Place, each_tile, place_of
 
+WORD = 8  # bytes of an address
 TILES_A_TASK = 4  # transforms of the shared order: enough work for a turn of the counter
 
 
@@ -64,13 +65,15 @@ class Winograd:
             rows = [f.x + pitch * i for i in range(0 if border else g.down.n)]
 
             def channels(c: Index, count: int) -> None:
+                to, here = self._v_of_channels(f, c), [row + c for row in rows]
+
                 def load(i: int, j: int) -> Vector:
                     if border:
                         return (f.x.load_pointer(i * g.across.n + j) + c).load(count=count)
-                    return (rows[i] + c).load(j * p.c, count=count)
+                    return here[i].load(j * p.c, count=count)
 
                 def store(i: int, j: int, value: Vector) -> None:
-                    self._store_v(f, c, (i * g.across.n + j) * g.v_position, value)
+                    self._store_v(to, (i * g.across.n + j) * g.v_position, value)
 
                 transform(f, g.down.BT, g.across.BT, load, store)
 
@@ -82,9 +85,13 @@ class Winograd:
             self._fill_up(f)
         return f
 
-    def _store_v(self, f: Function, c: Index, at: int, value: Vector) -> None:
-        """A vector of channels of the tile at f.v, at one position."""
-        (f.v + c * self.g.block).store(value, at)
+    def _v_of_channels(self, f: Function, c: Index) -> Pointer:
+        """Where the vector of channels c.. of the tile at f.v begins."""
+        return f.v + c * self.g.block
+
+    def _store_v(self, to: Pointer, at: int, value: Vector) -> None:
+        """A vector of channels, at one position."""
+        to.store(value, at)
 
     def _fill_up(self, f: Function) -> None:
         """Zeros where the depth goes beyond the last vector of channels."""
@@ -118,11 +125,11 @@ class Winograd:
                 f.call(self.inside, f.frame, x, v)
             with border:
                 cols = [(left + j >= 0) & (left + j < w) for j in range(n_w)]
-                for i in range(n_h):
-                    in_row, row = (top + i >= 0) & (top + i < h), x + w * (i * c)
-                    for j in range(n_w):
-                        table.store_pointer(i * n_w + j,
-                                            (in_row & cols[j]).select(row + j * c, zeros))
+                with f.loop(n_h) as i:
+                    in_row, row = (top + i.i >= 0) & (top + i.i < h), x + i.i * w * c
+                    to = table.bytes(i.i * (n_w * WORD))
+                    for j, in_col in enumerate(cols):
+                        to.store_pointer(j, (in_row & in_col).select(row + j * c, zeros))
                 f.call(self.border, f.frame, table, v)
 
     # blocks of tiles

@@ -85,10 +85,10 @@ class Output:
 
     def _back(self, f: Function, k: Index, total: Vector, store: Store) -> Vector:
         """store(row, column, value) of a tile; returns the total with its values added."""
-        g = self.g
+        g, m = self.g, f.m + k
 
         def load(i: int, j: int) -> Vector:
-            return (f.m + k).load(g.m_at(i, j))
+            return m.load(g.m_at(i, j))
 
         def keep(i: int, j: int, value: Vector) -> None:
             nonlocal total
