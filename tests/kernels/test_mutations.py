@@ -26,8 +26,8 @@ from tilewise.kernels.cpu.conv import (
     geometry,
     outer,
     pixels,
-    winograd,
     winograd_geometry,
+    winograd_output,
     winograd_weight,
 )
 from tilewise.kernels.cpu.conv.transforms import transform
@@ -143,7 +143,7 @@ def everywhere(name: str, value: Any) -> Callable[..., None]:
     """A function of `masks` replaced there and where it was imported to."""
     def apply(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(masks, name, value)
-        patch.setattr(winograd, name, value)
+        patch.setattr(winograd_output, name, value)
     return apply
 
 
@@ -214,13 +214,19 @@ MUTATIONS = {
         replaced(direct._Direct, "_result", lambda self, f: f.frame.load_pointer(Y)),
         "cpu_direct", POOLED.replace("c5", "c8"), {"split": 4}),
     "pooling takes the first": Mutation(
-        replaced(winograd, "pool", lambda window: window[0]), "cpu_winograd", POOLED),
+        replaced(winograd_output, "pool", lambda window: window[0]), "cpu_winograd", POOLED),
     "positions overlap": Mutation(
         changed(winograd_geometry.Geometry, "v_position",
                 lambda floats: floats - winograd_geometry.APART - 1), "cpu_winograd", PADDED),
     "no room for zeros": Mutation(
         changed(winograd_geometry.Geometry, "scratch_bytes", lambda size: size - 64),
         "cpu_winograd", PADDED),
+    "tiles that stick out are written as a whole": Mutation(
+        replaced(winograd_output.Output, "_cut_off", winograd_output.Output._inside),
+        "cpu_winograd", PADDED, {"tile_h": 4, "tile_w": 4}),
+    "tiles are counted in shorter rows": Mutation(
+        changed(winograd_geometry.Geometry, "tile_cols", lambda cols: cols - 1), "cpu_winograd",
+        PADDED),
     "taps are not reversed": Mutation(
         replaced(harness, "mirror", lambda weight, groups: mirror(weight, groups).flip(2, 3)),
         "cpu_direct", DATA),

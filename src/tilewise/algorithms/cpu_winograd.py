@@ -29,7 +29,7 @@ class CpuWinograd(CpuAlgorithm):
     """Any F(m, r) along both axes; fused by block of tiles, or shared by all threads."""
 
     name = "cpu_winograd"
-    version = 6
+    version = 7
     fuses = CpuAlgorithm.fuses | {"pool2", "mask"}
     exact_on_integers = False
     spreads = True

@@ -43,7 +43,7 @@ class CpuWinogradMatrix(MatrixAlgorithm):
     """
 
     name = "cpu_winograd"
-    version = 1
+    version = 2
     fuses = CpuWinograd.fuses
     exact_on_integers = False
     spreads = True

@@ -17,6 +17,8 @@ from ..emit.microkernel import LINE, Walk
 from ..emit.tiling import ceil_div
 from .geometry import BlocksOfK
 
+SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "tile_rows", "tile_cols",
+         "tiles")  # words of the frame
 APART = 16  # floats between positions, so that they do not meet in the same cache sets
 
 
@@ -74,6 +76,10 @@ class Geometry(BlocksOfK):
         """Floats from one position of M to the next."""
         blocks_of_k = self.block_k if self.s.order == "channels" else self.k_vectors * self.lanes
         return self.block * blocks_of_k + APART
+
+    def m_at(self, i: Any, j: Any) -> Any:
+        """Where the products of a position lie; i and j are numbers or emitted values."""
+        return (i * self.across.n + j) * self.m_position
 
     @cached_property
     def v_floats(self) -> int:

@@ -25,6 +25,7 @@ from ..emit.parts import pack_columns, split
 from ..emit.tiling import ceil_div
 from .passes import Passes
 
+SIZES = winograd_geometry.SIZES
 PANEL = 64 << 10  # bytes of weights that a pass over the tiles uses again and again
 
 
@@ -92,16 +93,19 @@ class _OnTiles(winograd.Winograd):
     tiles = True
     g: Geometry
 
-    def _store_v(self, f: Function, c: Index, at: int, value: Vector) -> None:
-        here = (c // DEPTH) * self.g.step_floats + (c % DEPTH) // 2
-        for part, bits in enumerate(split(f, value, self.g.parts)):
-            (f.v + here).store(bits, at + part * TILE)
+    def _v_of_channels(self, f: Function, c: Index) -> Pointer:
+        return f.v + ((c // DEPTH) * self.g.step_floats + (c % DEPTH) // 2)
+
+    def _store_v(self, to: Pointer, at: int, value: Vector) -> None:
+        for part, bits in enumerate(split(to.f, value, self.g.parts)):
+            to.store(bits, at + part * TILE)
 
     def _fill_up(self, f: Function) -> None:
         g = self.g
         for c in range(ceil_div(self.p.c, g.lanes) * g.lanes, g.depth, g.lanes):
+            to = self._v_of_channels(f, f.index(c))
             for position in range(g.positions):
-                self._store_v(f, f.index(c), position * g.v_position, f.vector(0.0))
+                self._store_v(to, position * g.v_position, f.vector(0.0))
 
     def _v_of_tile(self, tile: Index) -> Index:
         return (tile // SIDE) * self.g.v_rows + (tile % SIDE) * LINE
