@@ -14,7 +14,7 @@ from ....core.problem import Problem
 from ....core.schedule import Schedule
 from . import jit
 from .function import Module
-from .threads import FOUND, SIZES, Frame, parallel_address, run_entry
+from .threads import FOUND, MASK, PARALLEL, SIZES, Frame, parallel_address, run_entry
 
 Make = Callable[..., Module]  # of a problem, a schedule, a row of ISA, and what a kernel adds
 Entry = Callable[[int], None]
@@ -22,6 +22,7 @@ Launch = Callable[..., int]
 
 KERNELS: Lru[Entry] = Lru(limit=512)
 MOST = len(Frame()) - SIZES  # words for sizes
+OPERANDS = PARALLEL + 1  # words that every call writes
 
 
 def launcher(make: Make, p: Problem, s: Schedule, isa: Isa, *more: int,
@@ -38,11 +39,14 @@ def launcher(make: Make, p: Problem, s: Schedule, isa: Isa, *more: int,
     words = tuple(sizes or ())
     if len(words) > MOST:
         raise TilewiseError(f"a kernel has {len(words)} sizes, needs at most {MOST}")
+    blank = bytes(Frame(*(0,) * SIZES, *words))  # copied faster than written word by word
 
     def launch(x: int, weight: int, bias: int, residual: int, y: int, scratch: int, batch: int,
                threads: int, mask: int = 0) -> int:
-        frame = Frame(x, weight, bias, residual, y, scratch, batch, threads, parallel_address(),
-                      0, 0, 0, mask, 0, 0, 0, *words)
+        frame = Frame.from_buffer_copy(blank)
+        frame[:OPERANDS] = [x, weight, bias, residual, y, scratch, batch, threads,
+                            parallel_address()]
+        frame[MASK] = mask
         run_entry(entry, frame)
         return frame[FOUND]
 
