@@ -140,10 +140,10 @@ class _Unit:
         """Emit the loops from the outermost inwards; where the prefetch has come to."""
         if loops:
             return self.repeated(loops[0], a, b, ahead,
-                                 lambda *at: self.walk(*at, loops[1:], lines))
+                                 lambda a, b, ahead: self.walk(a, b, ahead, loops[1:], lines))
         for rows in self.rows:
             ahead = self.repeated(rows.loop, a + rows.start[0], b + rows.start[1], ahead,
-                                  lambda *at: self.steps(*at, lines))
+                                  lambda a, b, ahead: self.steps(a, b, ahead, lines))
         return ahead
 
     def repeated(self, loop: tuple[int, Step, int], a: Pointer, b: Pointer, ahead: Pointer,

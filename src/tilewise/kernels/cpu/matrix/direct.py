@@ -295,7 +295,7 @@ class _Direct:
         fetched = z.lines_ahead * (len(g.taps) * LINE)  # by one group in one chunk
         for one in g.passes.each(f):
             here, b = a + one.start * z.chunk_floats, weight + one.start * chunk
-            ahead = b + (SOON if g.once else one.length * chunk)
+            ahead = b + self._distance(f, one.length * chunk)
             with f.loop(pixels, step=g.group) as pixel:
                 c = sums + pixel.i * width if g.wait else sums
                 f.call(self.products[end][one.kind], f.frame, here + pixel.i * LINE, b, c,
@@ -305,3 +305,9 @@ class _Direct:
                            (pixels - pixel.i).minimum(g.group))
         if self.p.epilogue.pool > 1:
             f.call(self.writes[end], f.frame, sums, *operands, rows)
+
+    def _distance(self, f: Function, panel: int) -> Index:
+        """How far ahead weights are asked for: a whole panel, unless each is used once."""
+        if self.g.joined:
+            return f.index(SOON if self.g.once else panel)
+        return (self._sizes(f).groups < 2).select(f.index(SOON), f.index(panel))
