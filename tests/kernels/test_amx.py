@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import tilewise
 from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Problem, Schedule, Target
+from tilewise.core.code import Code
 from tilewise.kernels.cpu.emit.parts import split_tensor
 from tilewise.planner import Planner
 from tilewise.planner.planner import inner_problem
@@ -92,7 +93,25 @@ def test_tasks_end_where_windows_do() -> None:
     s = algorithm.default(p, t)
     legal = [rows for rows in range(1, 60)
              if s.with_(block_rows=rows) in algorithm.space(p, t)]
-    assert legal == [2, 4, 8, 14, 16, 28]
+    assert legal == [2, 4, 8, 14, 16, 28, 56]
+
+
+@pytest.mark.parametrize("products", PRODUCTS)
+@pytest.mark.parametrize("shape", ["c64{}k64r3s3p1", "c40{}k70r3s3u2p1", "c3{}k64r7s7u2p3",
+                                   "c256{}k64r1s1", "c64{}k64r1s1u2", "c40{}k64r3s3p2d2"])
+@pytest.mark.parametrize("end", ["+bias+relu", "+pool2"])
+def test_a_direct_convolution_is_the_same_code_at_every_size(
+        products: int, shape: str, end: str) -> None:
+    """Also of images that a task covers, and that one multiply does."""
+    t = Target("cpu", "amx", 2)
+    a = next(a for a in versions("cpu_direct") if a.products == products)
+    found = set()
+    for size in ("h56w56", "h9w13", "h4w3"):
+        p = Problem.parse(f"n1{shape.format(size)}_f32_forward{end}")
+        s = Schedule(tile_w=32, vectors=2, block_rows=8, k_parts=1, streaming=False)
+        assert s in a.space(p, t)
+        found.add(str(a.kernel().make(Code(a.seen_by_kernel(p)), s, t.row, *a.more).ir))
+    assert len(found) == 1
 
 
 # parts

@@ -57,7 +57,7 @@ def without_next(f: Function, *operands: Any) -> None:
 
 
 def clears_nothing(self: Any) -> Function:
-    with self.m.function("clear", to="pointer", count="index") as f:
+    with self.m.function("clear", frame="pointer", to="pointer", count="index") as f:
         pass
     return f
 
@@ -97,10 +97,17 @@ MUTATIONS = {
         "cpu_direct_bf16", BARE),
     "a tap reads the next pixel": Mutation(
         changed(direct_amx.Geometry, "starts", lambda starts: [
-            (at + LINE * (tap == 4), tap) for at, tap in starts]), "cpu_direct_bf16", STRIDED),
+            (at + LINE * (tap == 1), tap) for at, tap in starts]), "cpu_direct_bf16", STRIDED),
     "two taps read each other's phase": Mutation(
         changed(direct_amx.Geometry, "starts", lambda starts: [
             (starts[1][0], 0), (starts[0][0], 1), *starts[2:]]), "cpu_direct_bf16", STRIDED),
+    "a row of taps begins a pixel late": Mutation(
+        changed(direct_amx.Geometry, "rows_of_taps", lambda rows: [
+            ((at + LINE, tap), loop) for (at, tap), loop in rows]), "cpu_direct_bf16", STRIDED),
+    "rows of taps read the first": Mutation(
+        changed(direct_amx.Geometry, "rows_of_taps", lambda rows: [
+            (start, (count, 0, over)) for start, (count, _, over) in rows]), "cpu_direct_bf16",
+        PADDED),
     "pooling takes the first": Mutation(
         replaced(direct_amx, "pool", lambda window: window[0]), "cpu_direct_bf16", POOLED),
     "pooling leaves out the last": Mutation(

@@ -30,7 +30,7 @@ class CpuDirectMatrix(MatrixAlgorithm):
     """Packs padded rows of the input as parts, multiplies tiles of pixels and channels."""
 
     name = "cpu_direct"
-    version = 1
+    version = 2
     fuses = CpuAlgorithm.fuses | {"pool2"}
 
     def kernel(self) -> Any:
@@ -76,18 +76,16 @@ class CpuDirectMatrix(MatrixAlgorithm):
 
 
 def _heights(p: Problem) -> tuple[int, ...]:
-    """Rows of a task that make sense."""
+    """Rows of a task: of any image, as one code is for all."""
     if is_pixelwise(p):
         return BLOCKS
-    pool = p.epilogue.pool  # whose windows lie in one task
-    return tuple(rows for rows in LOW if (rows == 1 or rows // 2 < p.conv_h)
-                 and (rows % pool == 0 or rows >= p.conv_h))
+    return tuple(rows for rows in LOW if rows % p.epilogue.pool == 0)  # windows lie in one task
 
 
 def _likely_heights(p: Problem) -> tuple[int, ...]:
-    """Without those that leave half of the unit idle, unless no more pixels are there."""
+    """Without what more than covers the image, or leaves half of the unit idle."""
     if not is_pixelwise(p):
-        return _heights(p)
+        return tuple(rows for rows in _heights(p) if rows // 2 < p.conv_h)
     return tuple(rows for rows in BLOCKS if rows >= PIXELS[1] or rows >= p.n * p.h * p.w)
 
 

@@ -6,7 +6,7 @@ C (16 x 16 floats). The multiply keeps two by two tiles of C and walks over the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,23 +47,32 @@ class Side:
     """
 
     tiles: tuple[int, ...]
-    part: int
+    part: Step
     pitch: int = FLOAT32.bytes * LINE
     passing: bool = False
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows of steps: where the first begins in a and b, and a loop over them as of a walk."""
+
+    start: tuple[Step, int] = (0, 0)
+    loop: tuple[int, Step, int] = (1, 0, 0)
+
+
 def multiply(f: Function, a: Pointer, b: Pointer, c: Pointer, left: Side, right: Side, out: Side,
              walk: Walk, products: int, fresh: bool = True,
-             ahead: tuple[Pointer, int] | None = None,
-             starts: Sequence[tuple[int, int]] = ((0, 0),), level: int = 2) -> None:
+             ahead: tuple[Pointer, Step] | None = None,
+             starts: Sequence[tuple[Step, int]] = ((0, 0),), rows: Sequence[Rows] = (Rows(),),
+             level: int = 2) -> None:
     """c = a @ b over the walk, or c += a @ b where c is not `fresh`.
 
     `out` has the rows of tiles of c; its part is the way from one tile of a row to the next.
     `ahead` is memory to bring into a level of cache meanwhile: where it begins, and how many
-    cache lines in each step. `starts` are the offsets in a and b of several steps that every
-    turn of the innermost loop does.
+    cache lines in each step. Every turn of the innermost loop does `rows`, and of each row the
+    steps at these offsets in a and b.
     """
-    unit = _Unit(f, left, right, products, starts, level)
+    unit = _Unit(f, left, right, products, starts, rows, level)
     sums = _sums(right, out)
     for tile, where in sums.items():
         unit.begin(tile, c + where, out.pitch, fresh)
@@ -101,7 +110,7 @@ def multiply_column(f: Function, a: Pointer, b: Pointer, c: Pointer, left: Side,
         block.values = [a, then, here]
 
 
-def _sums(right: Side, out: Side) -> dict[int, int]:
+def _sums(right: Side, out: Side) -> dict[int, Step]:
     """Tiles of c, and where each begins."""
     return {(i * MOST + j): row + j * out.part
             for i, row in enumerate(out.tiles) for j in range(len(right.tiles))}
@@ -121,32 +130,50 @@ class _Unit:
     """Instructions of the matrix unit; tile numbers are part of them."""
 
     def __init__(self, f: Function, left: Side, right: Side, products: int,
-                 starts: Sequence[tuple[int, int]] = ((0, 0),), level: int = 2) -> None:
+                 starts: Sequence[tuple[Step, int]] = ((0, 0),),
+                 rows: Sequence[Rows] = (Rows(),), level: int = 2) -> None:
         self.f, self.left, self.right, self.pairs = f, left, right, PAIRS[products]
-        self.starts, self.level = starts, level
+        self.starts, self.rows, self.level = starts, rows, level
 
     def walk(self, a: Pointer, b: Pointer, ahead: Pointer,
-             loops: Sequence[tuple[int, Step, Step]], lines: int) -> Pointer:
+             loops: Sequence[tuple[int, Step, Step]], lines: Step) -> Pointer:
         """Emit the loops from the outermost inwards; where the prefetch has come to."""
-        if not loops:
-            return self.steps(a, b, ahead, lines)
-        (count, a_step, b_step), *inner = loops
-        if count == 1:
-            return self.walk(a, b, ahead, inner, lines)
-        with self.f.loop(count, carry=[a, b, ahead]) as loop:
-            a, b, ahead = loop.values
-            ahead = self.walk(a, b, ahead, inner, lines)
-            loop.values = [a + a_step, b + b_step, ahead]
-        return loop.values[2]
+        if loops:
+            return self.repeated(loops[0], a, b, ahead,
+                                 lambda a, b, ahead: self.walk(a, b, ahead, loops[1:], lines))
+        for rows in self.rows:
+            ahead = self.repeated(rows.loop, a + rows.start[0], b + rows.start[1], ahead,
+                                  lambda a, b, ahead: self.steps(a, b, ahead, lines))
+        return ahead
 
-    def steps(self, a: Pointer, b: Pointer, ahead: Pointer, lines: int,
+    def repeated(self, loop: tuple[int, Step, Step], a: Pointer, b: Pointer, ahead: Pointer,
+                 body: Callable[[Pointer, Pointer, Pointer], Pointer]) -> Pointer:
+        """A loop of a walk; where the prefetch has come to."""
+        count, a_step, b_step = loop
+        if count == 1:
+            return body(a, b, ahead)
+        with self.f.loop(count, carry=[a, b, ahead]) as turn:
+            a, b, ahead = turn.values
+            turn.values = [a + a_step, b + b_step, body(a, b, ahead)]
+        return turn.values[2]
+
+    def steps(self, a: Pointer, b: Pointer, ahead: Pointer, lines: Step,
               loaded: bool = False) -> Pointer:
-        """What a turn of the innermost loop does; where the prefetch has come to."""
-        for number, (a_start, b_start) in enumerate(self.starts):
-            for line in range(lines):
-                ahead.prefetch((number * lines + line) * LINE, level=self.level)
+        """The steps of a row; where the prefetch has come to."""
+        for a_start, b_start in self.starts:
+            self.fetch(ahead, lines)
             self.step(a + a_start, b + b_start, loaded)
-        return ahead + len(self.starts) * lines * LINE
+            ahead = ahead + lines * LINE
+        return ahead
+
+    def fetch(self, ahead: Pointer, lines: Step) -> None:
+        """Ask for so many cache lines."""
+        if isinstance(lines, int):
+            for line in range(lines):
+                ahead.prefetch(line * LINE, level=self.level)
+            return
+        with self.f.loop(lines) as one:
+            (ahead + one.i * LINE).prefetch(level=self.level)
 
     def step(self, a: Pointer, b: Pointer, loaded: bool) -> None:
         """32 values of the depth: all pairs of parts, each operand loaded when it changes."""
@@ -175,7 +202,7 @@ class _Unit:
         """A part of an operand into the tiles from `first` on."""
         name = "tileloaddt164" if side.passing else "tileloadd64"
         for i, tile in enumerate(side.tiles):
-            self.call(name, first + i, at + (tile + part * side.part), side.pitch)
+            self.call(name, first + i, at + (part * side.part if part else 0) + tile, side.pitch)
 
     def multiply(self) -> None:
         """The held tiles of A times those of B."""

@@ -18,13 +18,14 @@ from ....core.schedule import Schedule
 from ...matrix import DEPTH, SIDE
 from ..between.epilogue import finish, pool
 from ..emit import Function, Index, Module, Pointer, Vector
-from ..emit.amx import TILE, Side, multiply
+from ..emit.amx import TILE, Rows, Side, multiply
 from ..emit.elements import FLOAT32
-from ..emit.microkernel import LINE, Walk
+from ..emit.microkernel import LINE, Step, Walk
 from ..emit.parts import split
+from ..emit.sizes import InCode
 from ..emit.threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
-from ..emit.tiling import ceil_div, emit_copy, emit_zero
-from .direct_geometry import Geometry
+from ..emit.tiling import emit_copy, emit_zero
+from .direct_geometry import OF_COLUMNS, SIZES, Geometry
 from .passes import Kind
 
 AHEAD = 1024  # floats of the input that are asked for before they are packed
@@ -48,89 +49,116 @@ class _Direct:
         write = self._write if self.p.epilogue.pool == 1 else self._pool
         self.writes = {end: write(end) for end in self.g.ends}
         body = self._body()
-        emit_entry(self.m, [emit_region(
-            self.m, "multiply", lambda f, frame: self.g.tasks(frame.load_index(BATCH)), body,
-            tiles=True)])
+        emit_entry(self.m, [emit_region(self.m, "multiply", self._tasks, body, tiles=True)])
         return self.m
+
+    def _sizes(self, f: Function) -> InCode:
+        """The geometry, with what image sizes decide from the frame."""
+        known = OF_COLUMNS if self.g.joined else ()
+        return InCode(f, self.g, ["" if name in known else name for name in SIZES])
+
+    def _tasks(self, f: Function, frame: Pointer) -> Index:
+        z = self._sizes(f)
+        tasks: Index = self.g.tasks(frame.load_index(BATCH), z.conv_h, z.row_blocks)
+        return tasks
 
     # packing
 
     def _convert(self) -> Function:
         """Pixels of the input, `step` floats apart, into the lines of a phase."""
-        g, c = self.g, self.g.values
-        with self.m.function("convert", x="pointer", to="pointer", count="index") as f:
-            step = self.p.stride[1] * self.p.c
+        c = self.g.values
+        with self.m.function("convert", frame="pointer", x="pointer", to="pointer",
+                             count="index") as f:
+            z, step = self._sizes(f), self.p.stride[1] * self.p.c
+            chunk_floats, plane = z.chunk_floats, z.plane
             with f.loop(f.count) as pixel:
                 x, to = f.x + pixel.i * step, f.to + pixel.i * LINE
                 with f.loop(c // DEPTH) as chunk:
-                    self._convert_chunk(f, x + chunk.i * DEPTH, to + chunk.i * g.chunk_floats,
-                                        DEPTH)
+                    self._convert_chunk(f, x + chunk.i * DEPTH, to + chunk.i * chunk_floats,
+                                        DEPTH, plane)
                 if c % DEPTH:
                     whole = c // DEPTH
-                    self._convert_chunk(f, x + whole * DEPTH, to + whole * g.chunk_floats,
-                                        c % DEPTH)
+                    self._convert_chunk(f, x + whole * DEPTH, to + chunk_floats * whole,
+                                        c % DEPTH, plane)
         return f
 
-    def _convert_chunk(self, f: Function, x: Pointer, to: Pointer, channels: int) -> None:
+    def _convert_chunk(self, f: Function, x: Pointer, to: Pointer, channels: int,
+                       plane: Step) -> None:
         lanes = self.g.lanes
         for half in range(DEPTH // lanes):
             count = max(0, min(lanes, channels - half * lanes))
             value = x.load(half * lanes, count=count) if count else f.vector(0.0)
             x.prefetch(half * lanes + AHEAD, level=1)
             for part, bits in enumerate(split(f, value, self.g.parts)):
-                to.store(bits, part * self.g.plane + half * lanes // 2)
+                (to + plane * part).store(bits, half * lanes // 2)
 
     def _clear(self) -> Function:
         """Zeros in all parts of some pixels of a phase."""
         g = self.g
-        with (self.m.function("clear", to="pointer", count="index") as f,
-              f.loop(g.chunks) as chunk, f.loop(f.count) as pixel):
-            to = f.to + chunk.i * g.chunk_floats + pixel.i * LINE
-            for part in range(g.parts):
-                to.store(f.vector(0.0), part * g.plane)
+        with self.m.function("clear", frame="pointer", to="pointer", count="index") as f:
+            z = self._sizes(f)
+            chunk_floats, plane = z.chunk_floats, z.plane
+            with f.loop(g.chunks) as chunk, f.loop(f.count) as pixel:
+                to = f.to + chunk.i * chunk_floats + pixel.i * LINE
+                for part in range(g.parts):
+                    to.store(f.vector(0.0), plane * part)
         return f
 
     def _pack(self) -> Function:
         """All phases of the input rows under `rows` output rows; the first is row `top`."""
-        g, p = self.g, self.p
-        with self.m.function("pack", x="pointer", to="pointer", top="index", rows="index") as f:
-            if g.joined:
-                f.call(self.convert, f.x + f.top * p.c, f.to, f.rows)
+        g = self.g
+        phase = None if g.joined else self._pack_phase()
+        with self.m.function("pack", frame="pointer", x="pointer", to="pointer", top="index",
+                             rows="index") as f:
+            if phase is None:
+                f.call(self.convert, f.frame, f.x + f.top * self.p.c, f.to, f.rows)
                 return f
-            row_of = self._pack_taps if g.joins_taps else self._pack_pixels
+            plane = self._sizes(f).plane
             for number, (down, across) in enumerate(g.phases):
-                with f.loop(f.rows + g.below) as row:
-                    y = f.top + row.i * p.stride[0] + down
-                    to = f.to + number * g.parts * g.plane + row.i * (g.pitch * LINE)
-                    with f.either((y >= 0) & (y < p.h)) as (inside, outside):
-                        with inside:
-                            row_of(f, f.x + y * (p.w * p.c), to, across - p.padding[2])
-                        with outside:
-                            f.call(self.clear, to, g.pitch)
+                f.call(phase, f.frame, f.x, f.to, f.to + plane * (number * g.parts), f.top + down,
+                       across, f.rows + g.below)
         return f
 
-    def _pack_pixels(self, f: Function, x: Pointer, to: Pointer, first: int) -> None:
-        """A row of a phase whose first pixel is in column `first`."""
-        g, p = self.g, self.p
-        start = min(g.pitch, max(0, ceil_div(-first, p.stride[1])))
-        stop = min(g.pitch, max(start, ceil_div(p.w - first, p.stride[1])))
-        if start:
-            f.call(self.clear, to, start)
-        f.call(self.convert, x + (first + start * p.stride[1]) * p.c, to + start * LINE,
-               stop - start)
-        if stop < g.pitch:
-            f.call(self.clear, to + stop * LINE, g.pitch - stop)
+    def _pack_phase(self) -> Function:
+        """`rows` rows of a phase whose first pixel is in row `top`, `across` with its padding."""
+        p, row_of = self.p, self._pack_taps if self.g.joins_taps else self._pack_pixels
+        kinds: Any = {"frame": "pointer", "x": "pointer", "scratch": "pointer", "to": "pointer",
+                      "top": "index", "across": "index", "rows": "index"}
+        with self.m.function("pack_phase", **kinds) as f:
+            z = self._sizes(f)
+            h, row_floats, pitch = z.h, z.w * p.c, z.pitch
+            with f.loop(f.rows) as row:
+                y, to = f.top + row.i * p.stride[0], f.to + row.i * pitch * LINE
+                with f.either((y >= 0) & (y < h)) as (inside, outside):
+                    with inside:
+                        row_of(f, z, f.x + y * row_floats, to)
+                    with outside:
+                        f.call(self.clear, f.frame, to, pitch)
+        return f
 
-    def _pack_taps(self, f: Function, x: Pointer, to: Pointer, first: int) -> None:
+    def _pack_pixels(self, f: Function, z: InCode, x: Pointer, to: Pointer) -> None:
+        """A row between its padding."""
+        c, step, pitch = self.p.c, self.p.stride[1], z.pitch
+        start = f.index(0)
+        if self.p.is_padded:
+            start = (((z.left - f.across).maximum(0) + (step - 1)) // step).minimum(pitch)
+            f.call(self.clear, f.frame, to, start)
+        stop = ((z.left + z.w - f.across).maximum(0) + (step - 1)) // step
+        stop = stop.minimum(pitch).maximum(start)
+        f.call(self.convert, f.frame, x + (start * step + f.across - z.left) * c, to + start * LINE,
+               stop - start)
+        f.call(self.clear, f.frame, to + stop * LINE, pitch - stop)
+
+    def _pack_taps(self, f: Function, z: InCode, x: Pointer, to: Pointer) -> None:
         """A row of what rows of taps see, from a copy of the input's row that has padding."""
-        g, p = self.g, self.p
-        columns = (p.conv_w - 1) * p.stride[1] + p.s
-        start, stop = min(-first, columns), min(p.w - first, columns)
-        row = f.to + g.sums_start
-        emit_zero(f, row, f.index(start * p.c))
+        p = self.p
+        columns = (z.conv_w - 1) * p.stride[1] + p.s
+        start, stop = z.left.minimum(columns), (z.left + z.w).minimum(columns)
+        row = f.scratch + z.sums_start
+        emit_zero(f, row, start * p.c)
         emit_copy(f, row + start * p.c, x, (stop - start) * p.c)
-        emit_zero(f, row + stop * p.c, f.index((columns - stop) * p.c))
-        f.call(self.convert, row, to, g.pitch)
+        emit_zero(f, row + stop * p.c, (columns - stop) * p.c)
+        f.call(self.convert, f.frame, row, to, z.pitch)
 
     # multiplying
 
@@ -140,36 +168,44 @@ class _Direct:
 
     def _one_pass(self, end: bool, first: bool, length: int) -> Function:
         g, columns, taps = self.g, self.g.vectors(end), len(self.g.taps)
-        rows = range(g.group // SIDE)
-        left = Side(tuple(i * SIDE * LINE for i in rows), g.plane,
-                    passing=taps == 1 and g.groups > 1)
-        right = Side(tuple(j * TILE for j in range(columns)), columns * TILE,
-                     passing=g.groups == 1)
-        out = Side(tuple(i * SIDE * columns * SIDE for i in rows), SIDE,
+        tiles = range(g.group // SIDE)
+        right = Side(tuple(j * TILE for j in range(columns)), columns * TILE, passing=g.once)
+        out = Side(tuple(i * SIDE * columns * SIDE for i in tiles), SIDE,
                    FLOAT32.bytes * columns * SIDE)
         step = g.parts * columns * TILE
-        walk = Walk(((length, g.chunk_floats, taps * step),))
         name = f"product_{'first' if first else 'next'}{length}{'_end' if end else ''}"
-        with self.m.function(name, a="pointer", b="pointer", c="pointer", ahead="pointer") as f:
-            multiply(f, f.a, f.b, f.c, left, right, out, walk, self.g.products, first,
-                     (f.ahead, g.lines_ahead), [(at, tap * step) for at, tap in g.starts])
+        with self.m.function(name, frame="pointer", a="pointer", b="pointer", c="pointer",
+                             ahead="pointer") as f:
+            z = self._sizes(f)
+            plane, lines = z.plane, z.lines_ahead
+            left = Side(tuple(i * SIDE * LINE for i in tiles), plane,
+                        passing=taps == 1 and not g.once)
+            starts = [(at, tap * step) for at, tap in g.starts(plane)]
+            rows = [Rows((at, tap * step), (count, down, over * step))
+                    for (at, tap), (count, down, over) in g.rows_of_taps(z.pitch, plane)]
+            multiply(f, f.a, f.b, f.c, left, right, out,
+                     Walk(((length, z.chunk_floats, taps * step),)), g.products, first,
+                     (f.ahead, lines), starts, rows)
         return f
 
     def _write(self, end: bool) -> Function:
         """The sums of pixels `first`.. of the packed rows, as far as they are outputs."""
         g, p = self.g, self.p
         width = g.vectors(end) * g.lanes
-        kinds: Any = {"c": "pointer", "bias": "pointer", "residual": "pointer", "y": "pointer",
-                      "first": "index", "count": "index"}
-        name = "write_end" if end else "write"
-        with self.m.function(name, **kinds) as f, f.loop(f.count) as i:
-            pixel, c = f.first + i.i, f.c + i.i * width
-            if g.pitch == p.conv_w:
-                self._write_pixel(f, c, pixel * p.k, end)
-            else:
-                row, col = pixel // g.pitch, pixel % g.pitch
-                with f.when(col < p.conv_w):
-                    self._write_pixel(f, c, (row * p.conv_w + col) * p.k, end)
+        kinds: Any = {"frame": "pointer", "c": "pointer", "bias": "pointer",
+                      "residual": "pointer", "y": "pointer", "first": "index", "count": "index"}
+        with self.m.function("write_end" if end else "write", **kinds) as f:
+            if not g.beside:
+                with f.loop(f.count) as i:
+                    self._write_pixel(f, f.c + i.i * width, (f.first + i.i) * p.k, end)
+                return f
+            z, stop = self._sizes(f), f.first + f.count
+            pitch, conv_w = z.pitch, z.conv_w
+            with f.loop((stop - 1) // pitch + 1, start=f.first // pitch) as row:
+                left = row.i * pitch
+                with f.loop((left + conv_w).minimum(stop), start=left.maximum(f.first)) as pixel:
+                    self._write_pixel(f, f.c + (pixel.i - f.first) * width,
+                                      (pixel.i - row.i * g.beside) * p.k, end)
         return f
 
     def _write_pixel(self, f: Function, c: Pointer, at: Index, end: bool) -> None:
@@ -185,51 +221,54 @@ class _Direct:
         """The sums of `rows` rows of outputs, of each window the largest."""
         g, p, size = self.g, self.p, self.p.epilogue.pool
         width = g.vectors(end) * g.lanes
-        kinds: Any = {"c": "pointer", "bias": "pointer", "residual": "pointer", "y": "pointer",
-                      "rows": "index"}
-        name = "pool_end" if end else "pool"
-        with (self.m.function(name, **kinds) as f, f.loop(f.rows // size) as row,
-              f.loop(p.out_w) as col):
-            y = f.y + (row.i * p.out_w + col.i) * p.k
-            c = f.c + (row.i * g.pitch + col.i) * (size * width)
-            residual = f.residual + (row.i * p.conv_w + col.i) * (size * p.k)
-            for k in range(0, width, g.lanes):
-                count = min(g.lanes, g.channels(end) - k)
-                value = self._largest(f, c, residual, k, width, count)
-                y.store(value, k, count=count, streaming=self.s.streaming and count == g.lanes)
+        kinds: Any = {"frame": "pointer", "c": "pointer", "bias": "pointer",
+                      "residual": "pointer", "y": "pointer", "rows": "index"}
+        with self.m.function("pool_end" if end else "pool", **kinds) as f:
+            z = self._sizes(f)
+            pitch, conv_w, out_w = z.pitch, z.conv_w, z.out_w
+            with f.loop(f.rows // size) as row, f.loop(out_w) as col:
+                y = f.y + (row.i * out_w + col.i) * p.k
+                c = f.c + (row.i * pitch + col.i) * (size * width)
+                residual = f.residual + (row.i * conv_w + col.i) * (size * p.k)
+                for k in range(0, width, g.lanes):
+                    count = min(g.lanes, g.channels(end) - k)
+                    window = [(c + pitch * (i * width) + (j * width + k),
+                               residual + conv_w * (i * p.k) + j * p.k)
+                              for i in range(size) for j in range(size)]
+                    y.store(self._largest(f, window, k, count), k, count=count,
+                            streaming=self.s.streaming and count == g.lanes)
         return f
 
-    def _largest(self, f: Function, c: Pointer, residual: Pointer, k: int, width: int,
+    def _largest(self, f: Function, window: list[tuple[Pointer, Pointer]], k: int,
                  count: int) -> Vector:
-        """Of a window; a bias and an activation keep the order, what is added to each does not."""
-        g, p = self.g, self.p
-        window = [(i, j) for i in range(p.epilogue.pool) for j in range(p.epilogue.pool)]
-        sums = [c.load((i * g.pitch + j) * width + k) for i, j in window]
+        """Of sums beside residuals; a bias and an activation keep the order, residuals do not."""
+        epilogue = self.p.epilogue
 
-        def finished(value: Vector, i: int, j: int) -> Vector:
-            at = (i * p.conv_w + j) * p.k + k
-            return finish(f, value, p.epilogue, (f.bias, k), (residual, at), count)
+        def finished(value: Vector, residual: Pointer) -> Vector:
+            return finish(f, value, epilogue, (f.bias, k), (residual, k), count)
 
-        if p.epilogue.residual:
-            return pool([finished(value, *at) for value, at in zip(sums, window, strict=True)])
-        return finished(pool(sums), 0, 0)
+        if epilogue.residual:
+            return pool([finished(c.load(), residual) for c, residual in window])
+        return finished(pool([c.load() for c, _ in window]), window[0][1])
 
     # one task
 
     def _body(self) -> Function:
         g, p, s = self.g, self.p, self.s
         with self.m.function("body", frame="pointer", task="index", worker="index") as f:
+            z = self._sizes(f)
             part, rest = f.task % s.k_parts, f.task // s.k_parts
-            image, height = rest // g.row_blocks, f.index(p.conv_h)
             if g.joined:
-                image, height = f.index(0), f.frame.load_index(BATCH) * p.conv_h
-            top = (rest - image * g.row_blocks) * s.block_rows
+                image, height, top = f.index(0), f.frame.load_index(BATCH) * z.conv_h, rest
+            else:
+                image, height, top = rest // z.row_blocks, z.conv_h, rest % z.row_blocks
+            top = top * s.block_rows
             rows = (height - top).minimum(s.block_rows)
-            a = f.frame.load_pointer(SCRATCH) + f.worker * g.pack_floats
-            x = f.frame.load_pointer(X) + image * (p.h * p.w * p.c)
-            f.call(self.pack, x, a, top * p.stride[0] - p.padding[0], rows)
-            at = ((image * p.conv_h + top) * p.conv_w * p.k,
-                  (image * p.out_h + top // p.epilogue.pool) * p.out_w * p.k)
+            a = f.frame.load_pointer(SCRATCH) + f.worker * z.pack_floats
+            x = f.frame.load_pointer(X) + image * (z.h * z.w * p.c)
+            f.call(self.pack, f.frame, x, a, top * p.stride[0] - z.top, rows)
+            at = ((image * z.conv_h + top) * z.conv_w * p.k,
+                  (image * z.out_h + top // p.epilogue.pool) * z.out_w * p.k)
             first, last = part * g.k_blocks // s.k_parts, (part + 1) * g.k_blocks // s.k_parts
             whole = g.k_blocks - int(g.has_tail)
             if whole:
@@ -246,23 +285,29 @@ class _Direct:
 
         `at` are the task's first output and the first that is left of them when they are pooled.
         """
-        g = self.g
-        k, sums, pixels = block * g.block_k, a + g.sums_start, rows * g.pitch
+        g, z = self.g, self._sizes(f)
+        k, sums, pixels = block * g.block_k, a + z.sums_start, rows * z.pitch
         weight = f.frame.load_pointer(WEIGHT) + block * g.panel_floats(g.block_k)
         width = g.vectors(end) * g.lanes
         chunk = g.panel_floats(width) // g.chunks
         operands = [f.frame.load_pointer(base) + start for base, start in
                     ((BIAS, k), (RESIDUAL, at[0] + k), (Y, at[1] + k))]
-        fetched = len(g.taps) * g.lines_ahead * LINE  # by one group in one chunk
+        fetched = z.lines_ahead * (len(g.taps) * LINE)  # by one group in one chunk
         for one in g.passes.each(f):
-            here, b = a + one.start * g.chunk_floats, weight + one.start * chunk
-            ahead = b + (SOON if g.groups == 1 else one.length * chunk)
+            here, b = a + one.start * z.chunk_floats, weight + one.start * chunk
+            ahead = b + self._distance(f, one.length * chunk)
             with f.loop(pixels, step=g.group) as pixel:
                 c = sums + pixel.i * width if g.wait else sums
-                f.call(self.products[end][one.kind], here + pixel.i * LINE, b, c,
-                       ahead + pixel.i // g.group * (one.length * fetched))
+                f.call(self.products[end][one.kind], f.frame, here + pixel.i * LINE, b, c,
+                       ahead + pixel.i // g.group * (fetched * one.length))
                 if one.last and self.p.epilogue.pool == 1:
-                    f.call(self.writes[end], c, *operands, pixel.i,
+                    f.call(self.writes[end], f.frame, c, *operands, pixel.i,
                            (pixels - pixel.i).minimum(g.group))
         if self.p.epilogue.pool > 1:
-            f.call(self.writes[end], sums, *operands, rows)
+            f.call(self.writes[end], f.frame, sums, *operands, rows)
+
+    def _distance(self, f: Function, panel: int) -> Index:
+        """How far ahead weights are asked for: a whole panel, unless each is used once."""
+        if self.g.joined:
+            return f.index(SOON if self.g.once else panel)
+        return (self._sizes(f).groups < 2).select(f.index(SOON), f.index(panel))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,13 @@ PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and 
 # the same where they may come from the second cache: taps find the input in the first, and sums
 # that leave the unit would cost more
 FAR_PANEL = 512 << 10
+
+# what images decide: words of the frame, in this order
+SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_blocks", "pitch",
+         "plane", "chunk_floats", "sums_start", "pack_floats", "groups",
+         "lines_ahead")
+# of these, what the schedule decides where all images are one column
+OF_COLUMNS = frozenset({"pitch", "plane", "chunk_floats", "sums_start", "lines_ahead"})
 
 
 @dataclass(frozen=True)
@@ -50,15 +58,25 @@ class Geometry(BlocksOfK):
 
     @cached_property
     def joined(self) -> bool:
-        """Whether the images of a batch are one: no output sees more than its own pixel."""
+        """Whether the images of a batch are one column: no output sees more than its own pixel."""
         p = self.p
-        return (p.r, p.s, p.w, p.stride) == (1, 1, 1, (1, 1)) and not any(p.padding)
+        return ((p.r, p.s, p.stride, p.epilogue.pool) == (1, 1, (1, 1), 1)
+                and not p.is_padded)
 
     @cached_property
     def taps(self) -> list[tuple[int, int]]:
         """Rows and columns from an output's first input to each of the others."""
-        (down, across), columns = self.p.dilation, 1 if self.joins_taps else self.p.s
-        return [(r * down, s * across) for r in range(self.p.r) for s in range(columns)]
+        return [(i, j) for i in self.lines for j in self.columns]
+
+    @cached_property
+    def lines(self) -> list[int]:
+        """Rows from an output's first input to each row of taps."""
+        return [r * self.p.dilation[0] for r in range(self.p.r)]
+
+    @cached_property
+    def columns(self) -> list[int]:
+        """Columns from an output's first input to each tap of a row."""
+        return [s * self.p.dilation[1] for s in range(1 if self.joins_taps else self.p.s)]
 
     @cached_property
     def phases(self) -> list[tuple[int, int]]:
@@ -74,7 +92,7 @@ class Geometry(BlocksOfK):
     @cached_property
     def pitch(self) -> int:
         """Pixels in a row of a phase."""
-        return self.p.conv_w + self.beside
+        return 1 if self.joined else self.p.conv_w + self.beside
 
     @cached_property
     def beside(self) -> int:
@@ -82,13 +100,17 @@ class Geometry(BlocksOfK):
         return 0 if self.joins_taps else (self.p.span_w - 1) // self.p.stride[1]
 
     @cached_property
+    def rows(self) -> int:
+        """Rows of outputs in a whole task."""
+        return self.s.block_rows if self.joined else min(self.s.block_rows, self.p.conv_h)
+
+    @cached_property
     def plane(self) -> int:
         """Floats of one part of a phase; an odd number of lines, so that they do not collide.
 
         The last multiply of a plane reads rows of what follows it: sums that nobody stores.
         """
-        rows = self.s.block_rows + self.below
-        return LINE * (rows * self.pitch + self.beside | 1)
+        return LINE * ((self.rows + self.below) * self.pitch + self.beside | 1)
 
     @cached_property
     def chunk_floats(self) -> int:
@@ -102,14 +124,19 @@ class Geometry(BlocksOfK):
     @cached_property
     def groups(self) -> int:
         """Multiplies over the pixels of a whole task."""
-        return ceil_div(self.s.block_rows * self.pitch, self.group)
+        return ceil_div(self.rows * self.pitch, self.group)
+
+    @cached_property
+    def once(self) -> bool:
+        """Whether a task uses its weights once; code knows it of single pixels alone."""
+        return self.joined and self.groups == 1
 
     @cached_property
     def passes(self) -> Passes:
         """Over the pixels; weights that are used once need not stay near."""
         chunk = FLOAT32.bytes * self.panel_floats(self.block_k) // self.chunks
         panel = FAR_PANEL if self.parts == 1 and len(self.taps) > 1 else PANEL
-        return Passes(self.chunks, self.chunks if self.groups == 1 else max(1, panel // chunk))
+        return Passes(self.chunks, self.chunks if self.once else max(1, panel // chunk))
 
     @cached_property
     def wait(self) -> bool:
@@ -146,16 +173,24 @@ class Geometry(BlocksOfK):
     def row_blocks(self) -> int:
         return ceil_div(self.p.conv_h, self.s.block_rows)
 
-    @cached_property
-    def starts(self) -> list[tuple[int, int]]:
-        """Where each tap begins in a chunk of the input; the weights lie in this order."""
-        found: list[tuple[int, int]] = []
-        for i, j in self.taps:
-            (down, across) = self.p.stride
-            phase = self.phases.index((i % down, j % across))
-            pixel = i // down * self.pitch + j // across
-            found.append((phase * self.parts * self.plane + pixel * LINE, len(found)))
-        return found
+    def starts(self, plane: Any) -> list[tuple[Any, int]]:
+        """Where the taps of a row begin: floats of a chunk of the input, and their numbers."""
+        across, phases = self.p.stride[1], sorted({j % self.p.stride[1] for j in self.columns})
+        return [(plane * (self.parts * phases.index(j % across)) + j // across * LINE, number)
+                for number, j in enumerate(self.columns)]
+
+    def rows_of_taps(self, pitch: Any, plane: Any) -> Iterator[tuple[tuple[Any, int],
+                                                                    tuple[int, Any, int]]]:
+        """Rows of each phase: where the first tap of the first begins; count and steps of both."""
+        down, columns = self.p.stride[0], len(self.columns)
+        phases = len({j % self.p.stride[1] for j in self.columns})
+        for number, phase in enumerate(sorted({i % down for i in self.lines})):
+            rows = [row for row, i in enumerate(self.lines) if i % down == phase]
+            first, then = rows[0], rows[min(1, len(rows) - 1)]
+            apart = (self.lines[then] - self.lines[first]) // down
+            at = plane * (number * phases * self.parts) + pitch * (self.lines[first] // down * LINE)
+            yield (at, first * columns), (len(rows), pitch * (apart * LINE),
+                                          (then - first) * columns)
 
     def scratch_bytes(self, threads: int) -> int:
         return FLOAT32.bytes * threads * self.pack_floats
@@ -180,8 +215,8 @@ class Geometry(BlocksOfK):
         return torch.cat([pack_columns(panel, self.parts).flatten()
                           for panel in self.in_blocks(w.reshape(-1, k))])
 
-    def tasks(self, batch: Any) -> Any:
+    def tasks(self, batch: Any, conv_h: Any, row_blocks: Any) -> Any:
         if self.joined:
-            rows = batch * self.p.conv_h
+            rows = batch * conv_h
             return (rows + (self.s.block_rows - 1)) // self.s.block_rows * self.s.k_parts
-        return batch * (self.row_blocks * self.s.k_parts)
+        return batch * (row_blocks * self.s.k_parts)
