@@ -175,7 +175,8 @@ class _Task:
 class _Direct:
     def __init__(self, geometry: Geometry, isa: Isa) -> None:
         self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
-        self.epilogue = Epilogue() if self.s.split > 1 else self.p.epilogue
+        # parts of sums are stored as they are
+        self.tail = self.p.with_(epilogue=Epilogue()) if self.s.split > 1 else self.p
 
     def module(self) -> Module:
         self.m = Module(self.isa)
@@ -218,7 +219,7 @@ class _Direct:
         for j, value in enumerate(row):
             k = j * self.g.lanes
             count = min(self.g.lanes, channels - k)
-            value = finish(f, value, self.epilogue, (f.bias, k), (f.residual, at + k), count)
+            value = finish(f, value, self.tail, (f.bias, k), (f.residual, at + k), count)
             streaming = self.s.streaming and count == self.g.lanes
             f.y.store(value, at + k, count=count, streaming=streaming)
 
@@ -345,7 +346,7 @@ class _Direct:
                 total = (parts + at).load(count=count)
                 for part in range(1, self.s.split):
                     total = total + (parts + batch * (image * part) + at).load(count=count)
-                total = finish(f, total, p.epilogue, (bias, k), (residual, at), count)
+                total = finish(f, total, p, (bias, k), (residual, at), count)
                 (y + at).store(total, count=count)
 
             with f.loop(p.conv_w) as col:

@@ -139,37 +139,44 @@ class _Pixels:
             if self.p.epilogue.bias:
                 acc = [[value + f.bias.broadcast(k) for value in row]
                        for k, row in enumerate(acc)]
+            slopes = [f.bias.broadcast(self.p.k + k) if self.p.epilogue.has_slopes else None
+                      for k in range(channels)]
             last = self.p.conv_w - (self.g.row_vectors - 1) * lanes
             for v in range(vectors):
                 pixels = last if end and v == vectors - 1 else lanes
                 store = self._store_planes if self.g.planar else self._store_pixels
-                store(f, [row[v] for row in acc], v * lanes * self.g.out_strides[2], pixels)
+                store(f, [row[v] for row in acc], v * lanes * self.g.out_strides[2], pixels, slopes)
         return f
 
-    def _store_planes(self, f: Function, planes: list[Vector], at: int, pixels: int) -> None:
-        for k, value in enumerate(planes):
-            self._put(f, value, at + k * self.g.out_strides[0], pixels)
+    def _store_planes(self, f: Function, planes: list[Vector], at: int, pixels: int,
+                      slopes: list[Any]) -> None:
+        for k, (value, slope) in enumerate(zip(planes, slopes, strict=True)):
+            self._put(f, value, at + k * self.g.out_strides[0], pixels, slope)
 
-    def _store_pixels(self, f: Function, planes: list[Vector], at: int, pixels: int) -> None:
+    def _store_pixels(self, f: Function, planes: list[Vector], at: int, pixels: int,
+                      slopes: list[Any]) -> None:
         """Write `pixels` pixels of a tile's channels."""
         count, lanes = len(planes), self.g.lanes
         turned = transpose(f, planes)
         width = len(turned)
+        sloped = [None] * width if None in slopes else transpose(f, slopes)  # lie as values do
         if width == count == self.p.k:  # pixels follow each other without a gap
-            for i, value in enumerate(turned):
-                self._put(f, value, at + i * lanes, min(lanes, pixels * count - i * lanes))
+            for i, (value, slope) in enumerate(zip(turned, sloped, strict=True)):
+                self._put(f, value, at + i * lanes, min(lanes, pixels * count - i * lanes), slope)
             return
         for pixel in range(pixels):
             first = pixel * width
             piece = turned[first // lanes].slice(first % lanes, width)
-            self._put(f, piece, at + pixel * self.p.k, count)
+            slope = sloped[first // lanes]
+            slope = slope and slope.slice(first % lanes, width)
+            self._put(f, piece, at + pixel * self.p.k, count, slope)
 
-    def _put(self, f: Function, value: Vector, at: int, count: int) -> None:
+    def _put(self, f: Function, value: Vector, at: int, count: int, slope: Vector | None) -> None:
         if count <= 0:
             return
         if self.p.epilogue.residual:
             value = value + f.residual.load(at, lanes=value.lanes, count=count)
-        f.y.store(activate(f, value, self.p.epilogue), at, count=count)
+        f.y.store(activate(f, value, self.p.epilogue, slope), at, count=count)
 
     def _unpack(self) -> Function:
         """Copy rows into planes, zeros where they leave the image."""

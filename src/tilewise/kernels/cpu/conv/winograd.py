@@ -155,7 +155,7 @@ class Winograd:
                 self._pool_when_complete(f, found, i, j, k, count)
                 return
             at = (i * p.conv_w + j) * p.k
-            value = finish(f, value, p.epilogue, (f.bias, k), (f.residual + k, at), count)
+            value = finish(f, value, p, (f.bias, k), (f.residual + k, at), count)
             self._mark(f, k, {(i, j): value}, value)
             self._write(f, value, k, at, count)
 

@@ -178,7 +178,7 @@ class _Direct:
         for j in range(g.vectors(end)):
             k = j * lanes
             count = min(lanes, g.channels(end) - k)
-            value = finish(f, c.load(k), self.p.epilogue, (f.bias, k), (residual, k), count)
+            value = finish(f, c.load(k), self.p, (f.bias, k), (residual, k), count)
             y.store(value, k, count=count, streaming=self.s.streaming and count == lanes)
 
     def _pool(self, end: bool) -> Function:
@@ -208,7 +208,7 @@ class _Direct:
 
         def finished(value: Vector, i: int, j: int) -> Vector:
             at = (i * p.conv_w + j) * p.k + k
-            return finish(f, value, p.epilogue, (f.bias, k), (residual, at), count)
+            return finish(f, value, p, (f.bias, k), (residual, at), count)
 
         if p.epilogue.residual:
             return pool([finished(value, *at) for value, at in zip(sums, window, strict=True)])
