@@ -147,7 +147,7 @@ def test_clamps(rest: Any, options: Any, step: str | None) -> None:
 @pytest.mark.parametrize("call", [
     (F.leaky_relu, (torch.ones(1),), {}), (F.elu, (1.0, 2.0), {}), (F.gelu, (), {"approximate": 3}),
     (F.leaky_relu, (float("nan"),), {}), (F.softplus, (), {}), (F.silu, (), {"other": 1}),
-    (F.prelu, (), {}), (F.prelu, ("a node", 1), {})])
+    (F.prelu, (), {}), (F.prelu, ("a node",), {"other": 1})])
 def test_what_is_no_activation_of_ours(call: Any) -> None:
     assert of_call(*call) is None
 

@@ -92,9 +92,10 @@ class Chain:
         rest = user.args[1:], user.kwargs
         step = of_module(module) if module is not None else of_call(user.target, *rest)
         if step in SLOPED:
-            self.slope = slope_of(*rest) if module is None else module
-            if not isinstance(self.slope, fx.Node | nn.Module):
+            slope = slope_of(*rest) if module is None else module
+            if not isinstance(slope, fx.Node | nn.Module):
                 return False
+            self.slope = slope
         self.activation = step
         return step is not None
 
