@@ -18,7 +18,7 @@ from zoo_models import ZOO, settle
 
 import tilewise
 from tilewise.core import Problem
-from tilewise.kernels.activations import applied
+from tilewise.kernels.activations import activated, apart
 from tilewise.planner.measure import interleaved
 from tilewise.runtime.engine import random_operands
 
@@ -39,21 +39,22 @@ def layers(name: str, activation: str) -> dict[str, int]:
 def ratio(text: str, rounds: int) -> tuple[float, float, float, float, str]:
     """Seconds of two calls and of one, how many times less that is, by rounds too, and by what."""
     p = Problem.parse(text)
-    x, weight, bias, residual = (t if t is None or t.dim() == 1 else t.contiguous(
+    x, weight, channels, residual = (t if t is None or t.dim() == 1 else t.contiguous(
         memory_format=torch.channels_last) for t in random_operands(p))
     options = {"stride": p.stride, "padding": p.padding, "dilation": p.dilation,
                "groups": p.groups, "residual": residual}
-    function = applied(p.epilogue.activation)
+    (bias, slope), step = apart(p, channels), p.epilogue.activation
 
     def one() -> torch.Tensor:
-        return tilewise.conv2d(x, weight, bias, activation=p.epilogue.activation, **options)
+        return tilewise.conv2d(x, weight, bias, activation=step, slope=slope, **options)
 
     def two() -> torch.Tensor:
-        return function(tilewise.conv2d(x, weight, bias, **options))
+        return activated(tilewise.conv2d(x, weight, bias, **options), step, slope)
 
-    exact = function(torch.nn.functional.conv2d(
-        x.double(), weight.double(), bias.double(), p.stride, p.padding[::2], p.dilation, p.groups)
-        + (0 if residual is None else residual.double()))
+    sums = torch.nn.functional.conv2d(
+        x.double(), weight.double(), None if bias is None else bias.double(), p.stride,
+        p.padding[::2], p.dilation, p.groups) + (0 if residual is None else residual.double())
+    exact = activated(sums, step, None if slope is None else slope.double())
     error = float((one() - exact).norm() / exact.norm())
     assert error < 1e-5, f"{text}: error is {error:.1e}: no speed is told of a wrong result"
     ours, theirs = interleaved([one, two], rounds, 0.02, 20)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.reference import solve
 from tilewise.core import Algorithm, Epilogue, NoAlgorithm, Plan, Problem, Target
 from tilewise.core.problem import DIRECTIONS
+from tilewise.kernels.activations import apart, joined
 from tilewise.kernels.cpu import memory
 from tilewise.planner import Planner
 from tilewise.planner.planner import inner_problem
@@ -38,6 +39,8 @@ PROBLEMS = tuple(map(Problem.parse, (
     "n1c3h15w17k64r3s3p1_f32_forward+bias+relu+pool2",
     "n1c6h9w9k10r3s3_f32_nchw_forward+pool3",
     "n1c16h8w8k16r3s3p1_f32_forward+bias+gelu",
+    "n1c16h8w8k19r3s3p1_f32_forward+bias+residual+prelu+pool2",
+    "n2c8h9w9k12r3s3p1g4_f32_nchw_forward+prelu",
     "n1c16h8w8k16r3s3p1_f32_forward+bias+relu6+pool2",
     # every parameter differs between the two axes
     "n2c6h11w14k9r3s2u2x1p2x0d1x3_f32_forward+bias",
@@ -153,7 +156,8 @@ def operands(p: Problem, kind: str) -> Operands:
                         None, None)
     return Operands(
         x, weight,
-        draw(p.k) if p.epilogue.bias else None,
+        joined(draw(p.k) if p.epilogue.bias else None,
+               draw(p.k) if p.epilogue.has_slopes else None, p.k),
         images(p.n, p.k, p.conv_h, p.conv_w) if p.epilogue.residual else None)
 
 
@@ -166,7 +170,9 @@ def expected(p: Problem, kind: str) -> torch.Tensor:
 def scale(p: Problem, kind: str) -> float:
     """Rms size of the result, or of sums of so many terms where their values cancel."""
     sums = p.with_(epilogue=Epilogue(p.epilogue.bias, p.epilogue.residual))
-    squares = solve(sums, *operands(p, kind).changed(lambda value: value.double() ** 2).all)
+    squared = operands(p, kind).changed(lambda value: value.double() ** 2)
+    squared = replace(squared, bias=apart(p, squared.bias)[0])
+    squares = solve(sums, *squared.all)
     return max(rms(expected(p, kind)), rms(squares.sqrt()))
 
 

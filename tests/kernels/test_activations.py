@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.core import Epilogue, InvalidProblem, Problem, Target
-from tilewise.core.activations import ACTIVATIONS, parsed
+from tilewise.core.activations import ACTIVATIONS, SLOPED, parsed
 from tilewise.core.isa import available
-from tilewise.kernels.activations import applied
+from tilewise.kernels.activations import activated, applied
 from tilewise.kernels.cpu.between.epilogue import EMITTERS
 from tilewise.model.activations import of_call, of_module
 from tilewise.planner.planner import inner_problem
@@ -31,7 +32,8 @@ MODULES = {
     "leaky_relu:0.2": nn.LeakyReLU(0.2), "clamp": nn.Hardtanh(), "gelu": nn.GELU(),
     "clamp:-2.0:3.0": nn.Hardtanh(-2, 3), "gelu_tanh": nn.GELU("tanh"), "mish": nn.Mish(),
     "sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "elu": nn.ELU(), "elu:0.5": nn.ELU(0.5),
-    "hardswish": nn.Hardswish(), "hardsigmoid": nn.Hardsigmoid()}
+    "hardswish": nn.Hardswish(), "hardsigmoid": nn.Hardsigmoid(), "prelu": nn.PReLU()}
+FALLING = {"leaky_relu": "leaky_relu:-1.0", "elu": "elu:-1.0"}  # with numbers that make it fall
 
 
 # kernels
@@ -58,7 +60,8 @@ def cases(row: str) -> list[tuple[str, Problem, Any]]:
         algorithm = able(row)[name]
         p = next(p for p in SHAPES if not algorithm.reject(p, target))
         for pool, residual in TAILS if LONG else [TAILS[next(turns) % len(TAILS)]]:
-            after = Epilogue(True, residual, step, 1 if p.is_linear else pool)
+            bias = step not in SLOPED or pool == 1  # slopes lie where they do, with a bias or not
+            after = Epilogue(bias, residual, step, 1 if p.is_linear else pool)
             q = inner_problem(algorithm, p.with_(epilogue=after))
             found.append((name, q, algorithm.default(q, target)))
     return found
@@ -91,7 +94,9 @@ def test_every_row_has_its_emitter_its_function_and_its_module() -> None:
         name for row in ACTIVATIONS.values() for name in row.modules}
     x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
     for step, module in MODULES.items():
-        assert torch.equal(applied(step)(x), module(x)), step
+        exact = copy.deepcopy(module).double()
+        slopes = [getattr(exact, name) for name in (parsed(step)[0].operand,) if name]
+        assert torch.equal(applied(step)(x, *slopes), exact(x)), step
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -99,13 +104,9 @@ def test_monotone_means_that_the_largest_stays_the_largest(name: str) -> None:
     """On what float32 can tell apart; the one that is said not to be must have a counterexample."""
     row = ACTIVATIONS[name]
     x = torch.linspace(-12, 12, 4001, dtype=torch.float64)
-    y = applied(name)(x)
-    falls = bool((y.diff() < 0).any())
-    if name == "leaky_relu":  # a negative slope falls, and numbers are not looked at
-        falls = bool((applied("leaky_relu:-1.0")(x).diff() < 0).any())
-    if name == "elu":
-        falls = bool((applied("elu:-1.0")(x).diff() < 0).any())
-    assert falls != row.monotone
+    slope = -torch.ones(1, dtype=x.dtype) if row.operand else None
+    y = activated(x, FALLING.get(name, name), slope)  # numbers and slopes are not looked at
+    assert bool((y.diff() < 0).any()) != row.monotone
 
 
 @pytest.mark.parametrize("name", GENERATED)
@@ -127,7 +128,8 @@ def test_modules_and_functions_are_known_in_graphs(step: str) -> None:
     row, numbers = parsed(step)
     form = getattr(F, row.function or row.name)
     options = {"approximate": "tanh"} if row.name == "gelu_tanh" else {}
-    assert of_call(form, numbers if step != row.name else (), options) == step
+    slopes = ("a node",) if row.operand else ()
+    assert of_call(form, (*slopes, *(numbers if step != row.name else ())), options) == step
 
 
 @pytest.mark.parametrize("rest, options, step", [
@@ -144,7 +146,8 @@ def test_clamps(rest: Any, options: Any, step: str | None) -> None:
 
 @pytest.mark.parametrize("call", [
     (F.leaky_relu, (torch.ones(1),), {}), (F.elu, (1.0, 2.0), {}), (F.gelu, (), {"approximate": 3}),
-    (F.leaky_relu, (float("nan"),), {}), (F.softplus, (), {}), (F.silu, (), {"other": 1})])
+    (F.leaky_relu, (float("nan"),), {}), (F.softplus, (), {}), (F.silu, (), {"other": 1}),
+    (F.prelu, (), {}), (F.prelu, ("a node",), {"other": 1})])
 def test_what_is_no_activation_of_ours(call: Any) -> None:
     assert of_call(*call) is None
 
@@ -169,6 +172,7 @@ def test_problems_are_parsed_from_what_they_print(step: str) -> None:
 def test_conv2d_and_its_gradients(step: str) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 8, 9, 9), torch.randn(12, 8, 3, 3), torch.randn(12)
+    slopes = [torch.randn(12)] if step in SLOPED else []
 
     def run(function: Any, *operands: torch.Tensor) -> list[torch.Tensor]:
         leaves = [operand.clone().requires_grad_() for operand in operands]
@@ -177,11 +181,17 @@ def test_conv2d_and_its_gradients(step: str) -> None:
         with torch.no_grad():
             return [function(*leaves), y.detach(), *(leaf.grad for leaf in leaves)]
 
-    found = run(lambda *o: tilewise.conv2d(*o, padding=1, activation=step), x, weight, bias)
-    want = run(lambda *o: applied(step)(F.conv2d(*o, padding=1)), x.double(), weight.double(),
-               bias.double())
-    for ours, exact in zip(found, want, strict=True):
-        assert (ours - exact).norm() <= 1e-5 * exact.norm(), step
+    def ours(x: Any, weight: Any, bias: Any, slope: Any = None) -> torch.Tensor:
+        return tilewise.conv2d(x, weight, bias, padding=1, activation=step, slope=slope)
+
+    def theirs(x: Any, weight: Any, bias: Any, slope: Any = None) -> torch.Tensor:
+        return activated(F.conv2d(x, weight, bias, padding=1), step, slope)
+
+    operands = (x, weight, bias, *slopes)
+    found = run(ours, *operands)
+    want = run(theirs, *(operand.double() for operand in operands))
+    for one, exact in zip(found, want, strict=True):
+        assert (one - exact).norm() <= 1e-5 * exact.norm(), step
 
 
 @pytest.mark.parametrize("step", MODULES)

@@ -116,8 +116,8 @@ MUTATIONS = {
     "sums that wait to be pooled share their place": Mutation(
         changed(direct_amx.Geometry, "wait", lambda wait: False), "cpu_direct_bf16", POOLED),
     "a window's residuals are all the first's": Mutation(
-        replaced(direct_amx, "finish", lambda f, value, end, bias, residual, count:
-                 epilogue.finish(f, value, end, bias, (residual[0], bias[1]), count)),
+        replaced(direct_amx, "finish", lambda f, value, p, bias, residual, count:
+                 epilogue.finish(f, value, p, bias, (residual[0], bias[1]), count)),
         "cpu_direct_bf16", ADDED),
     "padding beside joined taps is not cleared": Mutation(
         replaced(direct_amx, "emit_zero", lambda *_: None), "cpu_direct_bf16", FEW),

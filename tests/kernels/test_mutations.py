@@ -87,8 +87,9 @@ def skewed_walk(walk: Walk) -> Walk:
     return Walk(((count, a_step + 1, b_step), *inner))
 
 
-def activation_first(f: Any, value: Any, epilogue: Any, *operands: Any) -> Any:
-    return finish(f, activate(f, value, epilogue), replace(epilogue, activation=None), *operands)
+def activation_first(f: Any, value: Any, p: Any, *operands: Any) -> Any:
+    later = p.with_(epilogue=replace(p.epilogue, activation=None))
+    return finish(f, activate(f, value, p.epilogue), later, *operands)
 
 
 def short_copy(f: Any, to: Pointer, source: Pointer, count: Any) -> None:

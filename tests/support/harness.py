@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from tilewise.algorithms.cpu_few_rows import CpuFewRows
 from tilewise.algorithms.reference import data_gradient
 from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule, Target
 from tilewise.core.activations import ACTIVATIONS, parsed
-from tilewise.kernels.activations import applied
+from tilewise.kernels.activations import activated, apart
 from tilewise.kernels.cpu.emit import launch, threads
 from tilewise.planner.planner import inner_problem
 from tilewise.runtime import masks
@@ -58,6 +58,7 @@ def sample(count: int) -> int:
 class Operands:
     """float32 inputs of a problem as (N, C, H, W) tensors; what the epilogue lacks is None.
 
+    Slopes of an activation lie behind the bias; where there is none, NaN is in its place.
     For the gradient of the input, x is that of the output; for the gradient of the weight, the
     weight is.
     """
@@ -92,8 +93,16 @@ def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Op
     return Operands(
         image(*(outside if p.direction == "backward_data" else inside)),
         draw(p.k, p.group_c, p.r, p.s),
-        draw(p.k) if p.epilogue.bias else None,
+        channels(p, draw),
         draw(*outside) if p.epilogue.residual else None)
+
+
+def channels(p: Problem, draw: Callable[[int], torch.Tensor]) -> torch.Tensor | None:
+    """What kernels read for each output channel."""
+    bias = draw(p.k) if p.epilogue.bias else None
+    if not p.epilogue.has_slopes:
+        return bias
+    return torch.cat((torch.full((p.k,), math.nan) if bias is None else bias, draw(p.k)))
 
 
 def exact(p: Problem, o: Operands) -> torch.Tensor:
@@ -106,12 +115,12 @@ def exact(p: Problem, o: Operands) -> torch.Tensor:
         return torch.einsum("ngchwrs,ngkhw->gkcrs", windows, grad).flatten(0, 1)
     weight = o.weight.double().unflatten(0, (p.groups, p.group_k))
     y = torch.einsum("ngchwrs,gkcrs->ngkhw", windows, weight).flatten(1, 2)
-    if o.bias is not None:
-        y = y + o.bias.double()[:, None, None]
+    if p.epilogue.bias:
+        y = y + o.bias[:p.k].double()[:, None, None]
     if o.residual is not None:
         y = y + o.residual.double()
-    if p.epilogue.activation:
-        y = applied(p.epilogue.activation)(y)
+    y = activated(y, p.epilogue.activation, None if o.bias is None else
+                  apart(p, o.bias.double())[1])
     return F.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y
 
 

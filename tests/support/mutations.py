@@ -29,8 +29,8 @@ class Mutation(NamedTuple):
     judge: Callable[[Algorithm, Problem, Target, Schedule], object] = harness.check
 
 
-def next_bias(f: Any, value: Any, epilogue: Any, bias: Any, *operands: Any) -> Any:
-    return finish(f, value, epilogue, (bias[0], bias[1] + 1), *operands)
+def next_bias(f: Any, value: Any, p: Any, bias: Any, *operands: Any) -> Any:
+    return finish(f, value, p, (bias[0], bias[1] + 1), *operands)
 
 
 def whole_vectors(name: str) -> Callable[..., None]:

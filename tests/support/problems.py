@@ -11,25 +11,27 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.core import Problem
-from tilewise.kernels.activations import applied
+from tilewise.kernels.activations import activated, apart
 
 
 def convolve(p: Problem, operands: tuple[Any, ...], algorithm: str | None = None) -> Tensor:
     """A problem through the public function."""
-    x, weight, bias, residual = operands
+    x, weight, channels, residual = operands
+    bias, slope = apart(p, channels)
     return tilewise.conv2d(x, weight, bias, p.stride, p.padding, p.dilation, p.groups,
-                           activation=p.epilogue.activation, residual=residual,
+                           activation=p.epilogue.activation, slope=slope, residual=residual,
                            pool=p.epilogue.pool, algorithm=algorithm)
 
 
 def expected(p: Problem, operands: tuple[Any, ...]) -> Tensor:
     """The same by torch, in float64."""
-    x, weight, bias, residual = (None if o is None else o.double() for o in operands)
+    x, weight, channels, residual = (None if o is None else o.double() for o in operands)
+    bias, slope = apart(p, channels)
     top, bottom, left, right = p.padding
     y = F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, p.stride, 0, p.dilation,
                  p.groups)
     y = y if residual is None else y + residual
-    y = y if p.epilogue.activation is None else applied(p.epilogue.activation)(y)
+    y = activated(y, p.epilogue.activation, slope)
     return y if p.epilogue.pool == 1 else F.max_pool2d(y, p.epilogue.pool)
 
 

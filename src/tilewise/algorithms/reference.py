@@ -62,19 +62,19 @@ def convolve(p: Problem, x: Any, weight: Any, bias: Any = None, residual: Any = 
     """The problem in float64, term by term as it is defined."""
     import torch
 
-    from ..kernels.activations import applied
+    from ..kernels.activations import activated, apart
 
     w = weight.double().unflatten(0, (p.groups, p.group_k))
     y = torch.zeros(x.shape[0], p.groups, p.group_k, p.conv_h, p.conv_w, dtype=torch.float64)
     for r, s, seen in taps(p, _padded(p, x)):
         y += torch.einsum("ngchw,gkc->ngkhw", seen, w[..., r, s])
     y = y.flatten(1, 2)
-    if p.epilogue.bias:
-        y += bias.double()[:, None, None]
+    added, slope = apart(p, None if bias is None else bias.double())
+    if added is not None:
+        y += added[:, None, None]
     if p.epilogue.residual:
         y += residual.double()
-    if p.epilogue.activation:
-        y = applied(p.epilogue.activation)(y)
+    y = activated(y, p.epilogue.activation, slope)
     return torch.nn.functional.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y
 
 

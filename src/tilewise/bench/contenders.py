@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..core.problem import Problem
 from ..core.progress import Tell, silent
-from ..kernels.activations import applied
+from ..kernels.activations import activated
 from ..model.dynamo import has_compiler
 from ..model.optimize import optimize
 from .subjects import Layer, Subject
@@ -77,7 +77,7 @@ def _prepacked(p: Problem, model: Any, x: Tensor) -> Callable[[], Tensor] | None
             x, weight, model.conv.bias, [top, left], list(p.stride), list(p.dilation), p.groups,
             fused, [], "")
         y = y if model.residual is None else y.add_(model.residual)
-        y = y if activation is None else applied(activation)(y)
+        y = activated(y, activation, model.slope)
         return y if p.epilogue.pool == 1 else F.max_pool2d(y, p.epilogue.pool)
 
     return run
@@ -104,5 +104,5 @@ def _one_layer(s: Subject, effort: str, max_error: float | None,
         ENGINE.executables.clear()
     return lambda: conv2d(
         s.example, model.conv.weight, model.conv.bias, p.stride, p.padding, p.dilation, p.groups,
-        activation=p.epilogue.activation, residual=model.residual, pool=p.epilogue.pool,
-        max_error=max_error, algorithm=algorithm)
+        activation=p.epilogue.activation, slope=model.slope, residual=model.residual,
+        pool=p.epilogue.pool, max_error=max_error, algorithm=algorithm)

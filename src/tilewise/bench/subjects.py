@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..core.errors import InvalidProblem, TilewiseError
 from ..core.problem import Problem
-from ..kernels.activations import applied
+from ..kernels.activations import activated, apart
 from ..models import MODELS
 from ..runtime.engine import DTYPES, random_operands
 
@@ -69,11 +69,12 @@ def layer(p: Problem) -> Subject:
 
 
 class Layer(nn.Module):
-    """A convolution and what follows it, written as users write it."""
+    """A convolution and what follows it, written as users write it; `channels` has the bias."""
 
-    def __init__(self, p: Problem, weight: Tensor, bias: Tensor | None,
+    def __init__(self, p: Problem, weight: Tensor, channels: Tensor | None,
                  residual: Tensor | None) -> None:
         super().__init__()
+        bias, slope = apart(p, channels)
         top, bottom, left, right = p.padding
         even = top == bottom and left == right
         self.pad = None if even else nn.ZeroPad2d((left, right, top, bottom))
@@ -83,12 +84,13 @@ class Layer(nn.Module):
         if bias is not None:
             self.conv.bias = nn.Parameter(bias, requires_grad=False)
         self.register_buffer("residual", residual)
+        self.register_buffer("slope", slope)
         self.activation, self.pool = p.epilogue.activation, p.epilogue.pool
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x if self.pad is None else self.pad(x))
         y = y if self.residual is None else y + self.residual
-        y = y if self.activation is None else applied(self.activation)(y)
+        y = activated(y, self.activation, self.slope)
         return y if self.pool == 1 else F.max_pool2d(y, self.pool)
 
 

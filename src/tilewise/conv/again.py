@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
 
 from ..kernels import precision
+from ..kernels.activations import joined
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import Made
@@ -23,7 +24,7 @@ _clock = count()
 
 
 class Again:
-    """again(sources, x, bias, residual): the result, or None if something is not as it was then.
+    """again(sources, x, bias, residual, slope): the result, or None if something has changed.
 
     Operands have the forms, and torch the settings, that they had then: see `Calls`. `sources` are
     the tensors that the weight was made from; with `folded`, the bias as well. The call holds on
@@ -35,12 +36,14 @@ class Again:
         self._executable, self._made = weakref.ref(executable), weakref.ref(made)
 
     def __call__(self, sources: Sequence[Tensor | None], x: Tensor, bias: Tensor | None,
-                 residual: Tensor | None) -> Tensor | None:
+                 residual: Tensor | None, slope: Tensor | None = None) -> Tensor | None:
         executable, made = self._executable(), self._made()
         if executable is None or made is None or not made.is_of(sources):
             return None
         self._engine.tell(executable.plan)
         weight, bias = made.value if self._folded else (made.value, bias)
+        if slope is not None:
+            bias = joined(bias, slope, executable.plan.problem.k)
         return executable(x, weight, bias, residual)
 
 
@@ -76,9 +79,9 @@ class Calls:
             self._known.pop(min(known, key=lambda key: known[key].used), None)
 
 
-def can_repeat(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> bool:
+def can_repeat(*tensors: Tensor | None) -> bool:
     """Whether torch is in no mode that a repeated call would miss."""
-    return not (torch.is_grad_enabled() or not is_unwatched(x, bias, residual)
+    return not (torch.is_grad_enabled() or not is_unwatched(*tensors)
                 or is_transformed() or torch._C._is_any_autocast_enabled())
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.activations import SLOPED
 from ..core.errors import InvalidProblem
 from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
@@ -32,10 +33,11 @@ class Call(NamedTuple):
     pool: int = 1
     algorithm: str | None = None
     max_error: float | None = None
+    slope: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self[:4]
+        return *self[:4], self.slope
 
 
 def gate(call: Call, *others: Tensor | None) -> str:
@@ -78,6 +80,24 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise InvalidProblem(f"bias has shape {tuple(bias.shape)}, needs ({weight.shape[0]},)")
 
 
+def check_slope(slope: Tensor | None, activation: str | None, k: int) -> None:
+    """Complain about slopes that lack, that nothing reads, or that are not one or k."""
+    if activation not in SLOPED:
+        if slope is not None:
+            raise InvalidProblem(f"slope is given with activation {activation}, needs "
+                                 f"{', '.join(SLOPED)}")
+    elif not isinstance(slope, Tensor):
+        raise InvalidProblem(f"activation is {activation} and slope is {slope!r}, needs a tensor "
+                             f"of {k} slopes, or of one for all: slope=torch.full(({k},), 0.25)")
+    elif slope.dim() > 1 or slope.numel() not in (1, k):
+        raise InvalidProblem(f"slope has shape {tuple(slope.shape)}, needs ({k},) or (1,)")
+
+
+def is_by_filter(x: Tensor, slope: Tensor | None) -> bool:
+    """Whether torch has a slope for each filter as well: it goes by the second axis."""
+    return slope is None or x.dim() == 4 or slope.numel() == 1
+
+
 def is_channels_last(tensor: Tensor) -> bool:
     """Whether torch takes a tensor for channels-last: strides that grow over C, W, H, N."""
     (_, c, h, w), (image, channel, row, column) = tensor.shape, tensor.stride()
@@ -87,9 +107,7 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 def problem_of(call: Call, mask: bool = False) -> Problem:
     """The problem that a call asks for."""
-    x, weight, bias, residual = call.tensors
-    assert x is not None
-    assert weight is not None
+    x, weight, bias, residual = call[:4]
     _check_operands(call)
     layout = "nhwc" if is_channels_last(x) or is_channels_last(weight) else "nchw"
     (down, across), (top, bottom, left, right), (dh, dw) = call[4:7]

@@ -15,15 +15,17 @@ from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
 from ..kernels import precision
+from ..kernels.activations import joined
 from ..runtime.executable import Executable
 from ..runtime.weights import made
-from .calls import KERNEL, Call, gate
+from .calls import KERNEL, Call, check_slope, gate
 from .ops import ENGINE, then
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-           activation: str | None = None, max_error: float | None = None) -> Tensor:
-    """`torch.nn.functional.linear`, then an activation.
+           activation: str | None = None, slope: Tensor | None = None,
+           max_error: float | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, then an activation; `slope` is that of "prelu".
 
     Torch's own where it is faster, or more exact than what its precision setting, or `max_error`,
     admits, and for everything but plain float32 tensors of a CPU without gradients, outside of
@@ -34,17 +36,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     torch.Size([2, 4])
     """
     run = None
-    plain = not torch.compiler.is_compiling() and _is_plain(x, weight, bias)
-    if plain and gate(Call(x, weight, bias)) == KERNEL:
+    plain = not torch.compiler.is_compiling() and _is_plain(x, weight, bias, slope)
+    if plain and gate(Call(x, weight, bias, slope=slope)) == KERNEL:
+        check_slope(slope, activation, weight.shape[0])
         run = _executable(x, weight, bias, activation, max_error)
         ENGINE.tell(run.plan)
     if run is None or run.algorithm.baseline:  # which needs no other shapes
         held = max_error is not None and not torch.compiler.is_compiling()
         with precision.full() if held else nullcontext():
             y = F.linear(x, weight, bias)
-        return then(y, activation, 1)
+        return then(y, activation, 1, slope)
     ready = made(run.weight_key, lambda: run.prepare(weight[:, :, None, None]), weight).value
-    y = run(x.reshape(-1, x.shape[-1], 1, 1), ready, bias, None)
+    channels = joined(bias, slope, weight.shape[0])
+    y = run(x.reshape(-1, x.shape[-1], 1, 1), ready, channels, None)
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -72,9 +76,9 @@ class Linear(nn.Module):
         self._parts = (layer,)  # in a tuple, and so not in the state_dict
         self.activation, self.max_error = activation, max_error
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, slope: Tensor | None = None) -> Tensor:
         (layer,) = self._parts
-        return linear(x, layer.weight, layer.bias, activation=self.activation,
+        return linear(x, layer.weight, layer.bias, activation=self.activation, slope=slope,
                       max_error=self.max_error)
 
     def own(self) -> None:
@@ -90,9 +94,11 @@ class Linear(nn.Module):
         return " + ".join(step for step in (repr(self._parts[0]), self.activation) if step)
 
 
-def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None, slope: Tensor | None) -> bool:
     """Whether these are float32, large and fit each other; the rest is torch's, and its errors."""
-    tensors = [t for t in (x, weight, bias) if t is not None]
+    tensors = [t for t in (x, weight, bias, slope) if t is not None]
+    if slope is not None and x.dim() != 2 and slope.numel() != 1:
+        return False  # torch has one for each index of the second axis
     followed = weight.is_contiguous()  # else prepared in every call
     shapes = (weight.dim() == 2 and _is_large(weight) and x.dim() > 0 and x.numel() > 0
               and x.shape[-1] == weight.shape[1]

@@ -13,7 +13,7 @@ from ..algorithms import ALGORITHMS
 from ..core.activations import by_mask
 from ..core.errors import InvalidProblem
 from ..kernels import precision
-from ..kernels.activations import applied
+from ..kernels.activations import activated, joined
 from ..kernels.cpu.between.masks import pixel_bytes
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
@@ -26,6 +26,7 @@ from .calls import (
     TORCH,
     Call,
     check,
+    check_slope,
     gate,
     is_channels_last,
     problem_of,
@@ -41,7 +42,8 @@ ENGINE = Engine(ALGORITHMS)
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
            stride: int | Sequence[int] = 1, padding: int | str | Sequence[int] = 0,
            dilation: int | Sequence[int] = 1, groups: int = 1, *,
-           activation: str | None = None, residual: Tensor | None = None, pool: int = 1,
+           activation: str | None = None, slope: Tensor | None = None,
+           residual: Tensor | None = None, pool: int = 1,
            algorithm: str | None = None, max_error: float | None = None) -> Tensor:
     """`torch.nn.functional.conv2d`, then what often follows it, in one call.
 
@@ -58,7 +60,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
         groups: As in torch.
         activation: "relu", "relu6", "leaky_relu", "elu", "silu", "gelu", "gelu_tanh", "mish",
             "sigmoid", "tanh", "hardswish", "hardsigmoid" or "clamp", as in `torch.nn.functional`;
-            with numbers, "leaky_relu:0.2", "elu:0.5" or "clamp:-1:1".
+            with numbers, "leaky_relu:0.2", "elu:0.5" or "clamp:-1:1"; "prelu", with `slope`.
+        slope: For "prelu", one slope for each filter, or one for all.
         residual: A tensor of the output's shape before pooling.
         pool: Side of the max-pooling windows, and their stride; 1 is none.
         algorithm: One of `tilewise.algorithms()`, instead of the planner's choice.
@@ -78,11 +81,12 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     if x.dim() == 3:
         extra = None if residual is None else residual.unsqueeze(0)
         return conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups,
-                      activation=activation, residual=extra, pool=pool,
+                      activation=activation, slope=slope, residual=extra, pool=pool,
                       algorithm=algorithm, max_error=max_error).squeeze(0)
     check(x, weight, bias)
+    check_slope(slope, activation, weight.shape[0])
     options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
-    call = Call(x, weight, bias, residual, *options, algorithm, max_error)
+    call = Call(x, weight, bias, residual, *options, algorithm, max_error, slope)
     who = gate(call)
     if who == KERNEL:
         return _run(call)
@@ -94,38 +98,42 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
 
 def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
                 padding: Any = 0, dilation: Any = 1, groups: int = 1, *, norm: Norm,
-                activation: str | None = None, residual: Tensor | None = None,
-                pool: int = 1, max_error: float | None = None) -> Tensor:
+                activation: str | None = None, slope: Tensor | None = None,
+                residual: Tensor | None = None, pool: int = 1,
+                max_error: float | None = None) -> Tensor:
     """conv2d with a batch norm in eval mode behind it; norm: mean, variance, weight, bias, eps.
 
     What the norm is multiplied into is remembered from call to call; where a gradient is asked
     for, the norm is torch's.
     """
     check(x, weight, bias)
+    check_slope(slope, activation, weight.shape[0])
     options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
-    call = Call(x, weight, bias, residual, *options, None, max_error)
+    call = Call(x, weight, bias, residual, *options, None, max_error, slope)
     who = gate(call, *norm[:4]) if _can_fold(weight, norm) else TORCH
     if who == KERNEL:
         return _run_norm(call, norm)
     if who == OPERATOR:
-        result: Tensor = _NORM(x, weight, bias, *norm, residual, *options, max_error)
+        result: Tensor = _NORM(x, weight, bias, *norm, residual, *options, max_error, slope)
         return result
     y = conv2d(x, weight, bias, stride, padding, dilation, groups, max_error=max_error)
     mean, variance, scale, shift, eps = norm
     y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
-    return then(y if residual is None else y + residual, activation, pool)
+    return then(y if residual is None else y + residual, activation, pool, slope)
 
 
 def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-               norm: Norm | None, options: Options, max_error: float | None) -> Again | None:
+               norm: Norm | None, options: Options, max_error: float | None,
+               slope: Tensor | None = None) -> Again | None:
     """The call with all that it needs found; None where each has to be looked at anew."""
     others = () if norm is None else norm[:4]
-    call = Call(x, weight, bias, residual, *options, None, max_error)
+    call = Call(x, weight, bias, residual, *options, None, max_error, slope)
     if (torch.is_grad_enabled() or x.dim() != 4 or gate(call, *others) != KERNEL
             or (norm is not None and not _can_fold(weight, norm))
             or any(map(can_change_unnoticed, (weight, bias, *others)))):
         return None
     check(x, weight, bias)
+    check_slope(slope, call.activation, weight.shape[0])
     if norm is None:
         executable = _executable(call)
         return Again(ENGINE, executable, prepared(weight, executable), False)
@@ -143,7 +151,8 @@ def _by_torch(call: Call) -> Tensor:
     x, even = call.x, top == bottom and left == right
     y = F.conv2d(x if even else F.pad(x, (left, right, top, bottom)), call.weight, call.bias,
                  call.stride, [top, left] if even else 0, call.dilation, call.groups)
-    return then(y if call.residual is None else y + call.residual, call.activation, call.pool)
+    y = y if call.residual is None else y + call.residual
+    return then(y, call.activation, call.pool, call.slope)
 
 
 def _differentiable(call: Call) -> Tensor:
@@ -153,8 +162,9 @@ def _differentiable(call: Call) -> Tensor:
         y = _MASKED(*call._replace(activation=activation, pool=pool))[0]
     else:
         pool = 1
-        y = _OP(*call._replace(activation=activation, pool=pool))
-    return then(y, None if activation else call.activation, 1 if pool == call.pool else call.pool)
+        y = _OP(*call._replace(activation=activation, pool=pool, slope=None))
+    return then(y, None if activation else call.activation, 1 if pool == call.pool else call.pool,
+                call.slope)
 
 
 def _with_gradient(activation: str | None, pool: int) -> tuple[str | None, int]:
@@ -170,14 +180,14 @@ def _can_mask(x: Tensor, weight: Tensor) -> bool:
         is_channels_last(x) or is_channels_last(weight))
 
 
-def then(y: Tensor, activation: str | None, pool: int) -> Tensor:
-    y = y if activation is None else applied(activation)(y)
+def then(y: Tensor, activation: str | None, pool: int, slope: Tensor | None = None) -> Tensor:
+    y = activated(y, activation, slope)
     return y if pool == 1 else F.max_pool2d(y, pool)
 
 
 def _executable(call: Call, mask: bool = False) -> Executable:
-    x, weight, bias, residual, stride, padding, dilation, *rest, max_error = call
-    key = (form(x), form(weight), bias is None or bias.dtype,
+    x, weight, bias, residual, stride, padding, dilation, *rest, max_error, slope = call
+    key = (form(x), form(weight), bias is None or bias.dtype, slope is None or slope.dtype,
            residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
            *rest, torch.get_num_threads(), x.device,
            precision.asked() if max_error is None else max_error, mask)
@@ -192,14 +202,16 @@ def _executable(call: Call, mask: bool = False) -> Executable:
 def _run(call: Call) -> Tensor:
     executable = _executable(call)
     ENGINE.tell(executable.plan)
-    return executable(call.x, prepared(call.weight, executable).value, call.bias, call.residual)
+    return executable(call.x, prepared(call.weight, executable).value,
+                      joined(call.bias, call.slope, call.weight.shape[0]), call.residual)
 
 
 def _run_norm(call: Call, norm: Norm) -> Tensor:
     executable = _executable(call._replace(bias=norm[0]))  # a bias there will be
     ENGINE.tell(executable.plan)
     weight, bias = prepared_with_norm(call.weight, call.bias, norm, executable).value
-    return executable(call.x, weight, bias, call.residual)
+    return executable(call.x, weight, joined(bias, call.slope, call.weight.shape[0]),
+                      call.residual)
 
 
 def _run_masked(call: Call) -> tuple[Tensor, Tensor]:
@@ -235,7 +247,8 @@ def _conv2d_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | Non
 def _conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
                  scale: Tensor | None, shift: Tensor | None, eps: float,
                  residual: Tensor | None, *rest: Any) -> Tensor:
-    call = Call(x, weight, bias, residual, *rest[:6])._replace(max_error=rest[6])
+    options, more = rest[:6], rest[6:]  # a slope that lacks is not handed on
+    call = Call(*(x, weight, bias, residual, *options, None, *more))
     return _run_norm(call, (mean, variance, scale, shift, eps))
 
 
@@ -243,14 +256,13 @@ def _fake_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, var
                scale: Tensor | None, shift: Tensor | None, eps: float, residual: Tensor | None,
                *options: Any) -> Tensor:
     shape: Any = _fake
-    *rest, max_error = options
-    return shape(x, weight, bias, residual, *rest, None, max_error)
+    return shape(x, weight, bias, residual, *options[:6], None, *options[6:])
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
           stride: list[int], padding: list[int], dilation: list[int], groups: int,
           activation: str | None, pool: int, algorithm: str | None,
-          max_error: float | None) -> Tensor:
+          max_error: float | None, slope: Tensor | None = None) -> Tensor:
     """Shape and strides of the result, without computing it."""
     n, k, h, w = output_shape(x, weight, stride, padding, dilation)
     h, w = h // pool, w // pool
@@ -267,7 +279,7 @@ def shape_of(call: Call) -> Tensor:
 def _fake_masked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                  stride: list[int], padding: list[int], dilation: list[int], groups: int,
                  activation: str | None, pool: int, algorithm: str | None,
-                 max_error: float | None) -> tuple[Tensor, Tensor]:
+                 max_error: float | None, slope: Tensor | None = None) -> tuple[Tensor, Tensor]:
     y = _fake(x, weight, bias, residual, stride, padding, dilation, groups, activation, pool,
               algorithm, max_error)
     n, k, h, w = output_shape(x, weight, stride, padding, dilation)
@@ -295,7 +307,7 @@ def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | None,
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, weight, _, _, *options = inputs
-    activation, pool, _, max_error = options[4:]
+    activation, pool, _, max_error = options[4:8]
     y, mask = output if isinstance(output, tuple) else (output, None)
     if mask is not None:
         ctx.mark_non_differentiable(mask)
@@ -317,13 +329,13 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     tail = ctx.tail if mask is not None else (None, 1)
     if torch.is_grad_enabled():
         p = problem_of(Call(x, weight, None, None, *ctx.options, *tail))
-        return *by_torch(p, grad, x, weight, mask, wants), *[None] * 8
+        return *by_torch(p, grad, x, weight, mask, wants), *[None] * 9
     # an operator may not return what it was given: without a mask, that is the residual's gradient
     asked = [*wants[:3], wants[3] and mask is not None]
     found = _BACKWARD(grad, x, weight, mask, *ctx.options, *tail, asked, ctx.max_error)
     *parts, residual = (part if wanted else None
                         for part, wanted in zip(found, asked, strict=True))
-    return *parts, grad if wants[3] and mask is None else residual, *[None] * 8
+    return *parts, grad if wants[3] and mask is None else residual, *[None] * 9
 
 
 def _as_operator(run: Any) -> Any:
@@ -346,7 +358,7 @@ def _whole(y: Tensor) -> Tensor:
 _LIBRARY = torch.library.Library("tilewise", "DEF")
 _CALL = ("(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
          "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, int pool, "
-         "str? algorithm, float? max_error)")
+         "str? algorithm, float? max_error, Tensor? slope=None)")
 _LIBRARY.define(f"conv2d{_CALL} -> Tensor")
 _LIBRARY.define(f"conv2d_masked{_CALL} -> (Tensor, Tensor)")
 _LIBRARY.define("conv2d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? mask, "
@@ -356,7 +368,7 @@ _LIBRARY.define("conv2d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? m
 _LIBRARY.define("conv2d_norm(Tensor x, Tensor weight, Tensor? bias, Tensor mean, Tensor variance, "
                 "Tensor? scale, Tensor? shift, float eps, Tensor? residual, SymInt[] stride, "
                 "SymInt[] padding, SymInt[] dilation, SymInt groups, str? activation, int pool, "
-                "float? max_error) -> Tensor")
+                "float? max_error, Tensor? slope=None) -> Tensor")
 _OPERATORS: dict[str, tuple[Any, Any]] = {
     "conv2d": (_conv2d, _fake), "conv2d_norm": (_conv2d_norm, _fake_norm),
     "conv2d_masked": (_conv2d_masked, _fake_masked),

@@ -25,6 +25,7 @@ class Activation:
         arguments: Names of its numbers, as arguments of the function and attributes of the modules.
         numbers: Their defaults.
         fixed: Other arguments and attributes, with the values that make it this one.
+        operand: Name of a tensor with one value for each output channel, as argument and attribute.
         monotone: Whether the largest of a window stays the largest, so that pooling may come first.
         gradient: "mask", if a bit tells whether one passes, or "value", if it needs the sum.
         error: What it adds to the relative error of a result.
@@ -36,6 +37,7 @@ class Activation:
     arguments: tuple[str, ...] = ()
     numbers: tuple[float, ...] = ()
     fixed: tuple[tuple[str, object], ...] = ()
+    operand: str = ""
     monotone: bool = False
     gradient: str = "value"
     error: float = ROUNDED
@@ -52,6 +54,7 @@ ROWS = (
     Activation("clamp", ("Hardtanh", "ReLU6"), "hardtanh", ("min_val", "max_val"), (-1.0, 1.0),
                monotone=True, error=0.0),
     Activation("leaky_relu", ("LeakyReLU",), "", ("negative_slope",), (0.01,), error=ONE),
+    Activation("prelu", ("PReLU",), operand="weight", error=ONE),  # slopes may be negative
     Activation("elu", ("ELU",), "", ("alpha",), (1.0,), (("scale", 1), ("input_scale", 1))),
     Activation("silu", ("SiLU",)),
     Activation("gelu", ("GELU",), fixed=(("approximate", "none"),)),
@@ -64,6 +67,7 @@ ROWS = (
 )
 ACTIVATIONS = {row.name: row for row in ROWS}
 MASKED = frozenset(row.name for row in ROWS if row.gradient == "mask")
+SLOPED = frozenset(row.name for row in ROWS if row.operand)
 
 
 def parsed(step: str) -> tuple[Activation, tuple[float, ...]]:

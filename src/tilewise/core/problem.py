@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from .activations import ACTIVATIONS, MASKED, by_mask, is_activation, parsed
+from .activations import ACTIVATIONS, MASKED, SLOPED, by_mask, is_activation, parsed
 from .errors import InvalidProblem
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
@@ -53,6 +53,11 @@ class Epilogue:
                  self.activation or "", f"pool{self.pool}" if self.pool > 1 else "",
                  "mask" if self.mask else "")
         return tuple(step for step in steps if step)
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether the activation reads a value for each channel; they lie behind the bias."""
+        return self.activation in SLOPED
 
     def __str__(self) -> str:
         return "".join(f"+{step}" for step in self.steps)

@@ -16,7 +16,7 @@ MODULES: dict[type, list[Activation]] = {}
 for _row in ROWS:
     for _name in _row.modules:
         MODULES.setdefault(getattr(nn, _name), []).append(_row)
-METHODS = ("relu", "sigmoid", "tanh")  # that tensors have
+METHODS = ("relu", "sigmoid", "tanh", "prelu")  # that tensors have
 CLAMPS = {torch.clamp, torch.clamp_, torch.clip, torch.clip_, "clamp", "clamp_", "clip", "clip_"}
 
 
@@ -61,10 +61,16 @@ def of_call(target: Any, rest: Sequence[Any], options: dict[str, Any]) -> str | 
         return _clamp({**dict(zip(("min", "max"), rest)), **options})
     if not rows:
         return None
-    names = (*rows[0].arguments, *dict(rows[0].fixed))
+    operand = [name for name in (rows[0].operand,) if name]
+    names = (*operand, *rows[0].arguments, *dict(rows[0].fixed))
     given = {**dict(zip((*names, "inplace"), rest)), **options}
     given.pop("inplace", None)
-    return _step(rows, given) if set(given) <= set(names) else None
+    return _step(rows, given) if set(operand) <= set(given) <= set(names) else None
+
+
+def slope_of(rest: Sequence[Any], options: dict[str, Any]) -> Any:
+    """The slopes that a call of an activation is given, if it is one that has some."""
+    return rest[0] if rest else options.get("weight")
 
 
 def _clamp(given: dict[str, Any]) -> str | None:

@@ -140,11 +140,11 @@ class Capture:
                 norm = None if chain.norm is None else (
                     self.module_of(chain.norm) or self._norm_of(chain.norm))
                 block: Any = Block(module, norm, chain.activation, chain.pool, max_error)
-                residual = () if chain.residual is None else (chain.residual,)
-                self._put(chain, block, (*node.args, *residual))
+                self._put(chain, block, (*node.args, chain.residual, self._slope(chain)))
             elif type(module) is nn.Linear and is_worth(module):
                 chain = LinearChain(effects, self.module_of, node)
-                self._put(chain, Linear(module, chain.activation, max_error), node.args)
+                self._put(chain, Linear(module, chain.activation, max_error),
+                          (*node.args, self._slope(chain)))
         inside = _Inside(self)  # to turn an image around one convolution does not pay
         self.is_channels_last = len(self.blocks) > 1 and inside.is_safe()
         if self.is_channels_last:
@@ -162,8 +162,19 @@ class Capture:
         found = isinstance(module, nn.BatchNorm2d) and owners == expected
         return module if found and options["eps"] == getattr(module, "eps", None) else None
 
+    def _slope(self, chain: Chain) -> fx.Node | None:
+        """The slopes of a chain's activation, where its module has them now."""
+        if not isinstance(chain.slope, nn.Module):
+            return chain.slope
+        name = f"slope{len(self.tensors)}"
+        self.tensors[name] = (chain.slope, "weight")
+        with self.graph.inserting_before(chain.last):
+            return self.graph.get_attr(name)
+
     def _put(self, chain: Chain, block: Any, args: tuple[Any, ...]) -> None:
         """A block in the place of a chain."""
+        while args[-1] is None:
+            args = args[:-1]
         for module in chain.modules:
             for name in BAKED.get(type(module), ()):  # type: ignore[call-overload]
                 if name in module.__dict__:

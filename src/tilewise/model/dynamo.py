@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..conv.calls import is_by_filter
 from ..conv.ops import conv2d, conv2d_norm, then
 from ..conv.options import output_shape
 from .effects import Effects
@@ -67,7 +68,8 @@ def _replace(graph: fx.Graph, effects: Effects, conv: fx.Node) -> None:
     norm = {} if chain.norm is None else arguments(chain.norm, F_BATCH_NORM)
     with graph.inserting_after(chain.last):
         fused = graph.call_function(
-            convolve, (options["input"], options["weight"], options["bias"], chain.residual),
+            convolve, (options["input"], options["weight"], options["bias"], chain.residual,
+                       chain.slope),
             {"norm": [norm[name] for name in NORM] if norm else None,
              "tail": (chain.activation, chain.pool),
              **{name: options[name] for name in ("stride", "padding", "dilation", "groups")}})
@@ -104,13 +106,17 @@ def planes(x: Any) -> Any:
     return x.contiguous() if isinstance(x, Tensor) else x
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, *,
-             norm: Any, tail: tuple[str | None, int], **options: Any) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+             slope: Tensor | None, *, norm: Any, tail: tuple[str | None, int],
+             **options: Any) -> Tensor:
     """A convolution and what follows it, as few calls as that allows."""
     activation, pool = tail
     shape = output_shape(x, weight, options["stride"], options["padding"], options["dilation"])
     run = conv2d if norm is None else partial(conv2d_norm, norm=norm)
-    if residual is not None and not (isinstance(residual, Tensor) and residual.dtype == x.dtype
-                                     and tuple(residual.shape) == shape):
-        return then(run(x, weight, bias, **options) + residual, activation, pool)
-    return run(x, weight, bias, activation=activation, residual=residual, pool=pool, **options)
+    whole = residual is None or (isinstance(residual, Tensor) and residual.dtype == x.dtype
+                                 and tuple(residual.shape) == shape)
+    if not whole or not is_by_filter(x, slope):
+        y = run(x, weight, bias, **options)
+        return then(y if residual is None else y + residual, activation, pool, slope)
+    return run(x, weight, bias, activation=activation, slope=slope, residual=residual, pool=pool,
+               **options)

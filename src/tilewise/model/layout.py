@@ -17,7 +17,7 @@ from .effects import Effects, depends_on_layout, is_random, name_of, sees_layout
 KEEPING = {"relu", "relu6", "relu_", "leaky_relu", "silu", "gelu", "hardswish", "hardsigmoid",
            "sigmoid", "tanh", "hardtanh", "clamp", "add", "iadd", "sub", "mul", "imul", "div",
            "truediv", "cat", "max_pool2d", "avg_pool2d", "interpolate", "batch_norm", "dropout",
-           "adaptive_avg_pool2d", "mish", "elu"}
+           "adaptive_avg_pool2d", "mish", "elu", "prelu"}
 
 
 def enter(x: Any) -> Any:
@@ -203,7 +203,8 @@ class Inside:
         name = type(module).__name__ if module is not None else name_of(node)
         return name in KEEPING or name in (
             "BatchNorm2d", "ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "Hardsigmoid", "LeakyReLU",
-            "Sigmoid", "MaxPool2d", "AvgPool2d", "Upsample", "Identity", "Mish", "Hardtanh")
+            "Sigmoid", "MaxPool2d", "AvgPool2d", "Upsample", "Identity", "Mish", "Hardtanh",
+            "PReLU")
 
     # what graphs of different origin do differently
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..conv.again import Again, Calls, can_repeat, form, settings
-from ..conv.ops import call_again, conv2d, conv2d_norm
+from ..conv.calls import is_by_filter
+from ..conv.ops import call_again, conv2d, conv2d_norm, then
 from ..conv.options import options_of, output_shape
 from ..core.errors import TilewiseError
-from ..kernels.activations import applied
 from ..runtime.weights import Norm, fold
 
 
@@ -35,7 +34,8 @@ class Conv2d(nn.Conv2d):
 class Block(nn.Module):
     """conv (+ batch norm) (+ residual) (+ activation) (+ max-pool), in one call where it may be.
 
-    It owns no parameters: they stay where the model has them.
+    It owns no parameters: they stay where the model has them. It is called with the images, the
+    residual and the slopes of "prelu", as far as there are some.
 
     Args:
         conv: The convolution.
@@ -58,31 +58,33 @@ class Block(nn.Module):
         self.activation, self.pool, self.max_error = activation, pool, max_error
         self._calls = Calls()
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None,
+                slope: Tensor | None = None) -> Tensor:
         if torch.compiler.is_compiling():
-            return self._anew(x, residual)
+            return self._anew(x, residual, slope)
         conv, norm = self._parts
         bias = conv._parameters.get("bias") if norm is None else None
-        if not can_repeat(x, bias, residual):
-            return self._anew(x, residual)
-        key = self._key(x, bias, residual)
+        if not can_repeat(x, bias, residual, slope):
+            return self._anew(x, residual, slope)
+        key = self._key(x, bias, residual, slope)
         again = self._calls.find(key)
-        y = None if again is None else again(self._sources(), x, bias, residual)
-        return self._first(key, x, bias, residual) if y is None else y
+        y = None if again is None else again(self._sources(), x, bias, residual, slope)
+        return self._first(key, x, bias, residual, slope) if y is None else y
 
-    def _first(self, key: object, x: Tensor, bias: Tensor | None,
-               residual: Tensor | None) -> Tensor:
+    def _first(self, key: object, x: Tensor, *operands: Tensor | None) -> Tensor:
         """A call that is not remembered, or not valid any more; the next can be repeated."""
-        again = self._remembered(x, residual)
-        if again is None or key != self._key(x, bias, residual):  # changed by another thread
-            return self._anew(x, residual)
+        _, residual, slope = operands
+        again = self._remembered(x, residual, slope)
+        if again is None or key != self._key(x, *operands):  # changed by another thread
+            return self._anew(x, residual, slope)
         self._calls.keep(key, again)
-        y = again(self._sources(), x, bias, residual)
-        return self._anew(x, residual) if y is None else y
+        y = again(self._sources(), x, *operands)
+        return self._anew(x, residual, slope) if y is None else y
 
-    def _key(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> tuple[Any, ...]:
+    def _key(self, x: Tensor, bias: Tensor | None, residual: Tensor | None,
+             slope: Tensor | None) -> tuple[Any, ...]:
         """All that a call depends on besides the values of tensors."""
-        return self._asks(), settings(), form(x), form(bias), form(residual)
+        return self._asks(), settings(), form(x), form(bias), form(residual), form(slope)
 
     def _sources(self) -> tuple[Tensor | None, ...]:
         """The tensors that the prepared weight is made from."""
@@ -100,7 +102,8 @@ class Block(nn.Module):
         return (self.activation, self.pool, self.max_error, conv.stride, conv.padding,
                 conv.dilation, conv.groups, None if norm is None else (norm.training, norm.eps))
 
-    def _remembered(self, x: Tensor, residual: Tensor | None) -> Again | None:
+    def _remembered(self, x: Tensor, residual: Tensor | None,
+                    slope: Tensor | None) -> Again | None:
         conv, norm = self._parts
         if (norm is not None and norm.training) or (
                 residual is not None and not _same_shape(conv, x, residual)):
@@ -108,15 +111,16 @@ class Block(nn.Module):
         options = options_of(conv.stride, conv.padding, conv.dilation, conv.groups,
                              self.activation, self.pool, conv.weight.shape[2:])
         return call_again(x, conv.weight, conv.bias, residual,
-                          None if norm is None else _values(norm), options, self.max_error)
+                          None if norm is None else _values(norm), options, self.max_error, slope)
 
-    def _anew(self, x: Tensor, residual: Tensor | None) -> Tensor:
+    def _anew(self, x: Tensor, residual: Tensor | None, slope: Tensor | None) -> Tensor:
         conv, norm = self._parts
         if norm is not None and norm.training:
-            return self._step_by_step(norm(self._convolve(x)), residual)
-        if residual is not None and not _same_shape(conv, x, residual):
-            return self._step_by_step(self._convolve(x, norm=norm), residual)
-        return self._convolve(x, norm=norm, residual=residual,
+            return self._step_by_step(norm(self._convolve(x)), residual, slope)
+        if not is_by_filter(x, slope) or (
+                residual is not None and not _same_shape(conv, x, residual)):
+            return self._step_by_step(self._convolve(x, norm=norm), residual, slope)
+        return self._convolve(x, norm=norm, residual=residual, slope=slope,
                               activation=self.activation, pool=self.pool)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -140,10 +144,8 @@ class Block(nn.Module):
         return run(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation,
                    conv.groups, max_error=self.max_error, **tail)
 
-    def _step_by_step(self, y: Tensor, residual: Tensor | None) -> Tensor:
-        y = y if residual is None else y + residual
-        y = y if self.activation is None else applied(self.activation)(y)
-        return y if self.pool == 1 else F.max_pool2d(y, self.pool)
+    def _step_by_step(self, y: Tensor, residual: Tensor | None, slope: Tensor | None) -> Tensor:
+        return then(y if residual is None else y + residual, self.activation, self.pool, slope)
 
     def extra_repr(self) -> str:
         conv, norm = self._parts
@@ -155,13 +157,14 @@ class Block(nn.Module):
 class _Folded(Block):
     """A block around a convolution of its own, for inference only."""
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None,
+                slope: Tensor | None = None) -> Tensor:
         if self.training:
             raise TilewiseError("the model was optimised with keep_original=False and is in "
                                 "training mode: what was folded cannot be trained")
         if self.was_normed and x.dim() != 4:
             raise ValueError(f"expected 4D input (got {x.dim()}D input)")
-        return super().forward(x, residual)
+        return super().forward(x, residual, slope)
 
 
 def _values(norm: nn.BatchNorm2d) -> Norm:

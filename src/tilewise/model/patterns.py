@@ -10,7 +10,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from .activations import of_call, of_module
+from ..core.activations import SLOPED
+from .activations import of_call, of_module, slope_of
 from .effects import Effects
 
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
@@ -36,6 +37,7 @@ class Chain:
         self.norm: fx.Node | None = None
         self.residual: fx.Node | None = None
         self.activation: str | None = None
+        self.slope: fx.Node | nn.Module | None = None  # or the module that has them
         self.pool = 1
         for step in self.STEPS:
             user = _only_user(self.last)
@@ -87,9 +89,15 @@ class Chain:
         module = self._module_of(user)
         if user.args[:1] != (self.last,):
             return False
-        self.activation = (of_module(module) if module is not None else
-                           of_call(user.target, user.args[1:], user.kwargs))
-        return self.activation is not None
+        rest = user.args[1:], user.kwargs
+        step = of_module(module) if module is not None else of_call(user.target, *rest)
+        if step in SLOPED:
+            slope = slope_of(*rest) if module is None else module
+            if not isinstance(slope, fx.Node | nn.Module):
+                return False
+            self.slope = slope
+        self.activation = step
+        return step is not None
 
     def _pool(self, user: fx.Node) -> bool:
         module, options = self._module_of(user), {}

@@ -15,6 +15,7 @@ from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.target import Target
 from ..kernels import precision
+from ..kernels.activations import joined
 from ..kernels.cpu.emit.jit import LLVM_VERSION
 from ..planner.planner import Planner
 from ..planner.wisdom import Wisdom, default_path
@@ -129,7 +130,10 @@ class Engine:
 
 
 def random_operands(p: Problem, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Operands of a problem with normal values: x, weight, bias or None, residual or None."""
+    """Operands of a problem with normal values: x, weight, bias or None, residual or None.
+
+    Where the activation has slopes, they lie behind the bias.
+    """
     rng = torch.Generator().manual_seed(seed)
     layout = torch.channels_last if p.layout == "nhwc" else torch.contiguous_format
 
@@ -143,6 +147,7 @@ def random_operands(p: Problem, seed: int = 0) -> tuple[torch.Tensor, ...]:
         first, second = (grad, weight) if p.direction == "backward_data" else (x, grad)
         return first, second, None, None  # type: ignore[return-value]
     bias = normal(p.k) if p.epilogue.bias else None
+    bias = joined(bias, normal(p.k) if p.epilogue.has_slopes else None, p.k)
     shape = (p.n, p.k, p.conv_h, p.conv_w)
     residual = normal(*shape).contiguous(memory_format=layout) if p.epilogue.residual else None
     return x, weight, bias, residual  # type: ignore[return-value]

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.activations import is_activation
+from ..core.activations import SLOPED, is_activation
 from ..core.algorithm import Algorithm
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..kernels import precision
-from ..kernels.activations import applied
+from ..kernels.activations import apart, applied
 from ..kernels.cpu import memory
 from ..kernels.cpu.emit.threads import alone_after_fork
 from . import masks
@@ -32,6 +32,7 @@ class Ready(NamedTuple):
 class Executable:
     """Ready to run: y = executable(x, prepared weight, bias, residual).
 
+    Slopes of an activation lie behind the bias: see `kernels.activations.joined`.
     For the gradient of the input, x is that of the output; for the gradient of the weight, the
     prepared weight is the gradient of the output.
     """
@@ -45,6 +46,9 @@ class Executable:
         self._scratch = algorithm.workspace(p, t, s)
         wrap = self._with_tensors if algorithm.takes == "tensors" else self._with_addresses
         self._run: Callable[..., Any] = wrap(built)
+        tail = p.epilogue
+        self._reads_channels = tail.bias or tail.has_slopes
+        self._cuts = plan.problem.epilogue.has_slopes and not tail.has_slopes  # a pass has them
         self._layout, self._of_weight = LAYOUTS[p.layout], p.direction == "backward_weight"
         self._after = tuple(None if name == "mask" else _step(name, plan) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size; a string hashes once
@@ -84,8 +88,10 @@ class Executable:
             fused = residual if inner.epilogue.residual else None
         mask = masks.empty(inner, self.plan.target) if inner.epilogue.mask else None
         ready = type(weight) is Ready
-        y = self._run(x, weight.values if ready else weight,
-                      bias if inner.epilogue.bias else None, fused, mask, ready)
+        channels = bias if self._reads_channels else None
+        if self._cuts:
+            channels = apart(self.plan.problem, channels)[0]
+        y = self._run(x, weight.values if ready else weight, channels, fused, mask, ready)
         if y is None:
             return self._by_another(x, weight.source(), bias, residual)
         for step in self._after:
@@ -172,13 +178,16 @@ def _step(name: str, plan: Plan) -> Step:
         pool = max_pool(plan)
         return lambda y, bias, residual: pool(y)
     if is_activation(name) and name not in STEPS:
-        function = applied(name)
+        function, p = applied(name), plan.problem
+        if name in SLOPED:
+            return lambda y, bias, residual: function(y, apart(p, bias)[1])
         return lambda y, bias, residual: function(y)
     return STEPS[name]
 
 
 STEPS: dict[str, Step] = {
-    "bias": lambda y, bias, residual: y.add_(bias[:, None, None]),  # of the ladder's first rungs
+    # of the ladder's first rungs; slopes may lie behind it
+    "bias": lambda y, bias, residual: y.add_(bias[:y.shape[1], None, None]),
     "residual": lambda y, bias, residual: y.add_(residual),
     "relu": lambda y, bias, residual: y.relu_(),
     "to_nchw": lambda y, bias, residual: copied(y, "nchw"),

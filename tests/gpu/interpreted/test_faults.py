@@ -45,6 +45,7 @@ FAULTS = {
     "tiles done twice": ("inside % height", "inside % SWIZZLE", 1),
     "the wrong group": ("x + group * GC", "x + group * GK", 1),
     "bias of another group": ("k = group * GK + column\n", "k = column\n", 1),
+    "slopes of another group": ("column < GK, K, BIAS", "column < GK, GK, BIAS", 1),
     "pooling before the end": ("ow += m % 2", "ow += m % 4 // 2", 1),
     "parts that overlap": ("part * steps + step", "part * (steps - 1) + step", 1),
     "a part left out": ("range(parts)", "range(1, parts)", 1),
@@ -71,6 +72,7 @@ WINOGRAD_FAULTS = {
     "positions on top of each other": ("first + i * C", "first + i", 1),
     "a row of the image forgotten": ("* OW + column * TILE) * K)[:, None] + k[None, :]\n    done",
                                      "* OW + column) * K)[:, None] + k[None, :]\n    done", 1),
+    "the bias for the slopes": ("k < K, K, BIAS", "k < K, 0, BIAS", 1),
     "half a window": ("larger(values[FIRST + WIDTH],", "larger(values[FIRST],", 1),
 }
 
@@ -101,6 +103,8 @@ def check_all() -> None:
             check(algorithm, p, GPU, s.with_(flat=True), "integers")
     p = Problem.parse(f"{SHAPES[0]}_f32_forward+bias+residual+relu+pool2")
     check(algorithm, p, GPU, TILES.with_(weight="krsc"), "integers")
+    p = Problem.parse(f"{SHAPES[2]}_f32_forward+prelu")
+    check(algorithm, p, GPU, TILES.with_(weight="rsck"))
     p = Problem.parse("n3c8h9w12k16r2s2p1_f32_backward_weight")
     check(algorithm, p, GPU, TILES.with_(split="parts"), "integers")
 
@@ -109,7 +113,8 @@ def check_winograd() -> None:
     """Both tiles, with programs so small that they have neighbours."""
     algorithm = GpuWinograd()
     for text, tile in (("n2c17h5w7k19r3s3p1_f32_forward+bias+residual+relu", 2),
-                       ("n1c3h7w9k5r3s3p0-1x2-0_f32_forward+pool2", 4)):
+                       ("n1c3h7w9k5r3s3p0-1x2-0_f32_forward+pool2", 4),
+                       ("n1c3h5w6k19r3s3p1_f32_forward+bias+prelu", 2)):
         p = Problem.parse(text)
         check(algorithm, p, GPU, algorithm.default(p, GPU).with_(tile=tile, tiles=4, channels=16))
 

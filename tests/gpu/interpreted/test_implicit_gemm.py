@@ -108,6 +108,21 @@ def test_nan_and_infinity_pass_as_in_torch():
     torch.testing.assert_close(y.double(), want, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("text", ["n2c17h5w6k19r3s2u1x2p1x0_f32_forward+bias+residual+prelu",
+                                  "n1c12h5w5k42r1s1g3_f32_forward+prelu",
+                                  "n1c8h6w6k17r3s3p1_f16_forward+bias+prelu"])
+def test_slopes_lie_behind_the_bias(text):
+    p, t = Problem.parse(text), Target.gpu("sm_90")
+    s = PLAIN.default(p, t).with_(bm=16, bn=16)
+    assert check(PLAIN, p, t, s, "integers") < 1
+    check(PLAIN, p, t, s, "floats")
+    o, dy = drawn(p, "floats", 0)
+    o.x[0, :, 2, 2] = torch.nan
+    want, _ = expected(p, o, dy)
+    assert want.isnan().any()
+    assert torch.equal(run(PLAIN, p, t, s, o, dy).isnan(), want.isnan())
+
+
 def test_an_empty_batch_is_empty():
     p = Problem.parse("n0c8h6w6k16r3s3p1_f32_forward+bias")
     o, dy = drawn(p, "floats", 0)

@@ -58,13 +58,10 @@ def _tiles(rows: int, columns: int, s: Any) -> int:
 
 
 def _forward(p: Problem, s: Any, precision: str, parts: int) -> list[Launch]:
-    steps = p.epilogue.steps
     constants = {**_shape(p), **_tiling(s, precision), **_weight(p, s, "c"),
                  **epilogue.constants(p.epilogue)}
     rows = p.n * p.out_h * p.out_w * p.epilogue.pool ** 2
-    # what the epilogue lacks is never read: any address will do
-    roles = {"x": "x", "w": "weight", "bias": "bias" if "bias" in steps else "y",
-             "residual": "residual" if "residual" in steps else "y", "y": "y"}
+    roles = {"x": "x", "w": "weight", **epilogue.roles(p.epilogue), "y": "y"}
     return [Launch(implicit_gemm.forward, (_tiles(rows, p.group_k, s), p.groups),
                    {name: (role, p.dtype) for name, role in roles.items()}, {"N": p.n}, constants,
                    s.warps, s.stages)]

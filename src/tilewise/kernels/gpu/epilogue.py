@@ -20,6 +20,12 @@ def constants(epilogue: Epilogue) -> dict[str, Any]:
             "POOL": epilogue.pool == 2}
 
 
+def roles(epilogue: Epilogue) -> dict[str, str]:
+    """The tensors that kernels read behind the sum; what lacks is never read: any will do."""
+    return {"bias": "bias" if epilogue.bias or epilogue.has_slopes else "y",
+            "residual": "residual" if epilogue.residual else "y"}
+
+
 @triton.jit
 def larger(a, b):
     """The maximum; NaN wins, as in torch."""
@@ -51,7 +57,19 @@ def mish(x):
 
 
 @triton.jit
-def activate(x, ACT: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
+def by_channel(bias, k, kept, K: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr):
+    """Bias and slopes of these channels, as far as there are some; slopes lie K values on."""
+    added = k
+    slope = k
+    if BIAS:
+        added = tl.load(bias + k, mask=kept, other=0.0)
+    if ACT == "prelu":
+        slope = tl.load(bias + K + k, mask=kept, other=0.0)
+    return added, slope
+
+
+@triton.jit
+def activate(x, slope, ACT: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
     """The activation of that name, with its numbers; NaN stays NaN."""
     if ACT == "relu":
         x = tl.where(x < 0, 0.0, x)
@@ -61,6 +79,8 @@ def activate(x, ACT: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
         x = clamp(x, A, B)
     elif ACT == "leaky_relu":
         x = tl.where(x > 0, x, x * A)
+    elif ACT == "prelu":
+        x = tl.where(x > 0, x, x * slope[None, :].to(tl.float32))
     elif ACT == "elu":
         x = tl.where(x > 0, x, (tl.exp(x) - 1.0) * A)
     elif ACT == "sigmoid":
@@ -85,14 +105,14 @@ def activate(x, ACT: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, bias, residual, offsets, mask, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+def finish(acc, bias, slope, residual, offsets, mask, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
            ACT: tl.constexpr, ACT_A: tl.constexpr, ACT_B: tl.constexpr, POOL: tl.constexpr):
     """Bias, residual, activation and 2x2 max-pooling; with pooling, rows come in fours."""
     if BIAS:
         acc += bias[None, :].to(tl.float32)
     if RESIDUAL:
         acc += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
-    acc = activate(acc, ACT, ACT_A, ACT_B)
+    acc = activate(acc, slope, ACT, ACT_A, ACT_B)
     if POOL:
         fours = tl.reshape(acc, (acc.shape[0] // 4, 4, acc.shape[1]))
         acc = tl.reduce(fours, 1, larger)

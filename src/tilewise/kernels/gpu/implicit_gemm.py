@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .epilogue import finish
+from .epilogue import by_channel, finish
 
 
 @triton.jit
@@ -118,10 +118,9 @@ def forward(x, w, bias, residual, y, N,
     k = group * GK + column
     offsets = (((n * OH + oh) * OW + ow) * K)[:, None] + k[None, :]
     mask = live[:, None] & (column < GK)[None, :]
-    added = k
-    if BIAS:
-        added = tl.load(bias + k, mask=column < GK, other=0.0)
-    acc = finish(acc, added, residual, offsets, mask, BIAS, RESIDUAL, ACT, ACT_A, ACT_B, POOL)
+    added, slope = by_channel(bias, k, column < GK, K, BIAS, ACT)
+    acc = finish(acc, added, slope, residual, offsets, mask, BIAS, RESIDUAL, ACT, ACT_A, ACT_B,
+                 POOL)
     if POOL:
         pooled = tile_m * (BM // 4) + tl.arange(0, BM // 4)
         offsets = (pooled * K)[:, None] + k[None, :]

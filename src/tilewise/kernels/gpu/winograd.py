@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .epilogue import finish, larger
+from .epilogue import by_channel, finish, larger
 
 # tuples grow as the compiler goes through a loop that it unrolls
 # mypy: disable-error-code="assignment"
@@ -113,9 +113,7 @@ def transform_output(m, bias, residual, y, N, OH: tl.constexpr, OW: tl.constexpr
     for i in tl.static_range(SIDE * SIDE):
         values = values + (tl.load(first + i * K, mask=live[:, None] & kept, other=0.0),)
     values = transformed(values, STEPS, OUTPUTS, SIDE)
-    added = k
-    if BIAS:
-        added = tl.load(bias + k, mask=k < K, other=0.0)
+    added, slope = by_channel(bias, k, k < K, K, BIAS, ACT)
     in_rows = inside(row * TILE, live, OH, TILE)
     in_columns = inside(column * TILE, live, OW, TILE)
     corner = (((image * OH + row * TILE) * OW + column * TILE) * K)[:, None] + k[None, :]
@@ -123,8 +121,8 @@ def transform_output(m, bias, residual, y, N, OH: tl.constexpr, OW: tl.constexpr
     for i in tl.static_range(TILE * TILE):
         mask = (in_rows[i // TILE] & in_columns[i % TILE])[:, None] & kept
         offsets = corner + (i // TILE * OW + i % TILE) * K
-        value = finish(values[i], added, residual, offsets, mask, BIAS, RESIDUAL, ACT, ACT_A,
-                       ACT_B, False)
+        value = finish(values[i], added, slope, residual, offsets, mask, BIAS, RESIDUAL, ACT,
+                       ACT_A, ACT_B, False)
         if POOL:
             done = done + (value,)
         else:

@@ -55,7 +55,7 @@ def launches(p: Problem, s: Any, precision: str) -> list[Launch]:
     tiles, transform = image_of_tiles(p, s), matrices(s.tile, p.r)
     same = {"ROWS": tiles.h, "COLS": tiles.w, "TILE": s.tile, "SIDE": transform.n,
             "BT": s.tiles, "BC": s.channels}
-    steps, blocks = p.epilogue.steps, math.ceil(p.n * tiles.h * tiles.w / s.tiles)
+    blocks = math.ceil(p.n * tiles.h * tiles.w / s.tiles)
     into = Launch(winograd.transform_input, (blocks, math.ceil(p.c / s.channels)),
                   {"x": ("x", p.dtype), "v": ("v", p.dtype)}, {"N": p.n},
                   {**same, **code(transform.BT), "H": p.h, "W": p.w, "C": p.c,
@@ -64,8 +64,7 @@ def launches(p: Problem, s: Any, precision: str) -> list[Launch]:
     roles = {"x": ("v", p.dtype), "w": ("weight", p.dtype)}
     multiply = replace(multiply, pointers={name: roles.get(name, ("m", "f32"))
                                            for name in multiply.pointers})
-    # what the epilogue lacks is never read: any address will do
-    named = {name: (name if name in steps else "y", p.dtype) for name in ("bias", "residual")}
+    named = {name: (role, p.dtype) for name, role in epilogue.roles(p.epilogue).items()}
     back = Launch(winograd.transform_output, (blocks, math.ceil(p.k / s.channels)),
                   {"m": ("m", "f32"), **named, "y": ("y", p.dtype)}, {"N": p.n},
                   {**same, **code(transform.AT), "OH": p.conv_h, "OW": p.conv_w, "K": p.k,

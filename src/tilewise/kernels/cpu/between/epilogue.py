@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....core.activations import parsed
-from ....core.problem import Epilogue
+from ....core.problem import Epilogue, Problem
 from ..emit import Function, Index, Pointer, Vector
 from . import elementary
 
 Operand = tuple[Pointer, Index | int]  # where an operand lies: base and offset
 
 
-def finish(f: Function, value: Vector, epilogue: Epilogue, bias: Operand, residual: Operand,
+def finish(f: Function, value: Vector, p: Problem, bias: Operand, residual: Operand,
            count: int | None = None) -> Vector:
-    """bias, then residual, then activation, on one vector of outputs."""
+    """bias, then residual, then activation, on one vector of outputs; slopes lie K values on."""
+    epilogue, slope = p.epilogue, None
     if epilogue.bias:
         value = value + bias[0].load(bias[1], count=count)
     if epilogue.residual:
         value = value + residual[0].load(residual[1], count=count)
-    return activate(f, value, epilogue)
+    if epilogue.has_slopes:
+        slope = bias[0].load(bias[1] + p.k, count=count)
+    return activate(f, value, epilogue, slope)
 
 
 def pool(window: list[Vector]) -> Vector:
@@ -30,12 +33,13 @@ def pool(window: list[Vector]) -> Vector:
     return largest
 
 
-def activate(f: Function, value: Vector, epilogue: Epilogue) -> Vector:
+def activate(f: Function, value: Vector, epilogue: Epilogue,
+             slope: Vector | None = None) -> Vector:
     """The activation; NaN stays NaN, as in torch."""
     if epilogue.activation is None:
         return value
     row, numbers = parsed(epilogue.activation)
-    return EMITTERS[row.name](f, value, *numbers)
+    return EMITTERS[row.name](f, value, *((slope,) if row.operand else ()), *numbers)
 
 
 def relu(f: Function, x: Vector) -> Vector:
@@ -50,8 +54,12 @@ def relu6(f: Function, x: Vector) -> Vector:
     return clamp(f, x, 0.0, 6.0)
 
 
+def prelu(f: Function, x: Vector, slope: Vector) -> Vector:
+    return x.above(f.vector(0.0, x.lanes)).select(x, x * slope)
+
+
 def leaky_relu(f: Function, x: Vector, slope: float) -> Vector:
-    return x.above(f.vector(0.0, x.lanes)).select(x, x * f.vector(slope, x.lanes))
+    return prelu(f, x, f.vector(slope, x.lanes))
 
 
 def elu(f: Function, x: Vector, alpha: float) -> Vector:
@@ -70,6 +78,7 @@ def hardswish(f: Function, x: Vector) -> Vector:
 
 EMITTERS: dict[str, Callable[..., Vector]] = {
     "relu": relu, "relu6": relu6, "leaky_relu": leaky_relu, "clamp": clamp,
+    "prelu": prelu,
     "silu": elementary.silu, "gelu": elementary.gelu, "gelu_tanh": elementary.gelu_tanh,
     "mish": elementary.mish, "sigmoid": elementary.sigmoid, "tanh": elementary.tanh, "elu": elu,
     "hardswish": hardswish, "hardsigmoid": hardsigmoid}

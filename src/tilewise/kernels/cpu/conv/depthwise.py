@@ -130,7 +130,7 @@ class _Depthwise:
                                         count)
         for i, value in enumerate(r.values):
             at = channel + i * p.k
-            value = finish(f, value, p.epilogue, (f.bias, channel), (f.residual, at), count)
+            value = finish(f, value, p, (f.bias, channel), (f.residual, at), count)
             (f.y + at).store(value, count=count)
 
     def _filter_row(self, f: Function, x: Pointer, taps: Pointer, acc: list[Vector], w: Index,

@@ -222,7 +222,8 @@ class _Task:
 class _Direct:
     def __init__(self, geometry: Geometry, isa: Isa) -> None:
         self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
-        self.epilogue = Epilogue() if self.s.split > 1 else self.p.epilogue
+        # parts of sums are stored as they are
+        self.tail = self.p.with_(epilogue=Epilogue()) if self.s.split > 1 else self.p
 
     def module(self) -> Module:
         self.m = Module(self.isa)
@@ -279,7 +280,7 @@ class _Direct:
         for j, value in enumerate(row):
             k = j * self.g.lanes
             count = min(self.g.lanes, channels - k)
-            value = finish(f, value, self.epilogue, (f.bias, k), (residual, at + k), count)
+            value = finish(f, value, self.tail, (f.bias, k), (residual, at + k), count)
             streaming = self.s.streaming and count == self.g.lanes
             y.store(value, at + k, count=count, streaming=streaming)
 
@@ -420,7 +421,7 @@ class _Direct:
                 total = (parts + at).load(count=count)
                 for part in range(1, self.s.split):
                     total = total + (parts + one_part * part + at).load(count=count)
-                total = finish(f, total, p.epilogue, (bias, k), (residual, at), count)
+                total = finish(f, total, p, (bias, k), (residual, at), count)
                 (y + at).store(total, count=count)
 
             width = z.conv_w

@@ -201,5 +201,5 @@ class _Rows:
         while step:
             total = total + total.shuffle(total, [lane ^ step for lane in range(lanes)])
             step //= 2
-        value = finish(f, total, self.p.epilogue, (f.bias, place), (f.residual, at), 1)
+        value = finish(f, total, self.p, (f.bias, place), (f.residual, at), 1)
         f.y.store(value, at, count=1)

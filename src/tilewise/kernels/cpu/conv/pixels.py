@@ -156,12 +156,14 @@ class _Pixels:
             if self.p.epilogue.bias:
                 acc = [[value + f.bias.broadcast(k) for value in row]
                        for k, row in enumerate(acc)]
+            slopes = [f.bias.broadcast(self.p.k + k) if self.p.epilogue.has_slopes else None
+                      for k in range(channels)]
             pixels = lanes if vectors > 1 else z.conv_w.minimum(lanes)
             place = _Place(f.y, f.residual, z.conv_h * z.conv_w, pixels)
             store = self._store_planes if self.g.planar else self._store_pixels
             for v in range(vectors):
                 pixel = f.last if 0 < v == vectors - 1 else v * lanes
-                store(f, [row[v] for row in acc], place.at(pixel * column))
+                store(f, [row[v] for row in acc], place.at(pixel * column), slopes)
         return f
 
     def _walk(self, z: InCode, channels: int) -> Walk:
@@ -172,40 +174,46 @@ class _Pixels:
                      (p.r, row, z.pitch * p.dilation[0]),
                      (p.s, channels, p.dilation[1])))
 
-    def _store_planes(self, f: Function, planes: list[Vector], place: _Place) -> None:
+    def _store_planes(self, f: Function, planes: list[Vector], place: _Place,
+                      slopes: list[Any]) -> None:
         for k, value in enumerate(planes):
-            self._put(f, value, place.at(place.plane * k if k else 0), place.pixels)
+            self._put(f, value, place.at(place.plane * k if k else 0), place.pixels, slopes[k])
 
-    def _store_pixels(self, f: Function, planes: list[Vector], place: _Place) -> None:
+    def _store_pixels(self, f: Function, planes: list[Vector], place: _Place,
+                      slopes: list[Any]) -> None:
         """Write the pixels of a tile's channels."""
         count, lanes, pixels = len(planes), self.g.lanes, place.pixels
         turned = transpose(f, planes)
         width = len(turned)
+        sloped = [None] * width if None in slopes else transpose(f, slopes)  # lie as values do
         if width == count == self.p.k:  # pixels follow each other without a gap
             for i, value in enumerate(turned):
-                self._put(f, value, place.at(i * lanes), pixels * count - i * lanes)
+                self._put(f, value, place.at(i * lanes), pixels * count - i * lanes, sloped[i])
             return
+        slope = sloped[0] and sloped[0].slice(0, width)  # of a pixel, and so of each
         if isinstance(pixels, Index):
-            self._store_some(f, turned, count, place)
+            self._store_some(f, turned, count, place, slope)
             return
         for pixel in range(pixels):
             first = pixel * width
             piece = turned[first // lanes].slice(first % lanes, width)
-            self._put(f, piece, place.at(pixel * self.p.k), count)
+            self._put(f, piece, place.at(pixel * self.p.k), count, slope)
 
-    def _store_some(self, f: Function, turned: list[Vector], count: int, place: _Place) -> None:
+    def _store_some(self, f: Function, turned: list[Vector], count: int, place: _Place,
+                    slope: Vector | None) -> None:
         """As many pixels of a turned tile as a short row has: a loop reads them from the stack."""
         tile, lanes, width = f.words(len(turned) * self.g.lanes // 2), self.g.lanes, len(turned)
         for i, value in enumerate(turned):
             tile.store(value, i * lanes)
         with f.loop(place.pixels) as pixel:
             piece = (tile + pixel.i * width).load(lanes=width)
-            self._put(f, piece, place.at(pixel.i * self.p.k), count)
+            self._put(f, piece, place.at(pixel.i * self.p.k), count, slope)
 
-    def _put(self, f: Function, value: Vector, place: _Place, count: Index | int) -> None:
+    def _put(self, f: Function, value: Vector, place: _Place, count: Index | int,
+             slope: Vector | None) -> None:
         if self.p.epilogue.residual:
             value = value + place.residual.load(lanes=value.lanes, count=count)
-        place.y.store(activate(f, value, self.p.epilogue), count=count)
+        place.y.store(activate(f, value, self.p.epilogue, slope), count=count)
 
     # unpacking
 

@@ -135,7 +135,7 @@ class Output:
                value: Vector) -> None:
         f, epilogue = at.f, self.p.epilogue
         residual = at.residual(k, *pixel) if epilogue.residual else f.residual
-        value = finish(f, value, epilogue, (f.bias, k), (residual, 0), count)
+        value = finish(f, value, self.p, (f.bias, k), (residual, 0), count)
         self._mark(at, k, [pixel], [value], value)
         self._write(at.y(k, *pixel), value, count)
 

@@ -214,7 +214,7 @@ class _Direct:
         for j in range(g.vectors(end)):
             k = j * lanes
             count = min(lanes, g.channels(end) - k)
-            value = finish(f, c.load(k), self.p.epilogue, (f.bias, k), (residual, k), count)
+            value = finish(f, c.load(k), self.p, (f.bias, k), (residual, k), count)
             y.store(value, k, count=count, streaming=self.s.streaming and count == lanes)
 
     def _pool(self, end: bool) -> Function:
@@ -242,12 +242,10 @@ class _Direct:
     def _largest(self, f: Function, window: list[tuple[Pointer, Pointer]], k: int,
                  count: int) -> Vector:
         """Of sums beside residuals; a bias and an activation keep the order, residuals do not."""
-        epilogue = self.p.epilogue
-
         def finished(value: Vector, residual: Pointer) -> Vector:
-            return finish(f, value, epilogue, (f.bias, k), (residual, k), count)
+            return finish(f, value, self.p, (f.bias, k), (residual, k), count)
 
-        if epilogue.residual:
+        if self.p.epilogue.residual:
             return pool([finished(c.load(), residual) for c, residual in window])
         return finished(pool([c.load() for c, _ in window]), window[0][1])
 
