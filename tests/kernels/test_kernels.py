@@ -228,6 +228,17 @@ def test_buffers_touch_an_unmapped_page(side: str, offset: int) -> None:
         in_process("test_kernels:read_beside", side, offset)
 
 
+def test_a_process_that_does_not_end_is_noticed() -> None:
+    with pytest.raises(Crash, match="not done after"):
+        in_process("time:sleep", 60, limit=0.2)
+
+
+def test_processes_have_the_environment_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("first", "second"):
+        monkeypatch.setenv("TILEWISE_OF_A_TEST", value)
+        assert in_process("os:getenv", "TILEWISE_OF_A_TEST") == value
+
+
 def test_writes_within_the_page_are_noticed() -> None:
     for side in ("start", "end"):
         with ARENA.buffers([5], side) as (buffer,):
