@@ -28,9 +28,9 @@ from tilewise.tools.sharing import noted
 
 FORWARD = {name: a for name, a in ON_MATRIX.items() if "forward" in a.directions}
 PRODUCTS = (1, 3, 6)
-LEAST = harness.sample(1000)  # problems for each number of products, empty ones not counted
+LEAST = harness.sample(1000, 320)  # problems for each number of products, empty ones not counted
 BATCHES = 16  # of each shape, which share a kernel
-FLOOR = harness.sample(150)  # problems of each algorithm and number of products
+FLOOR = harness.sample(150, 96)  # problems of each algorithm and number of products
 CHUNKS = 2
 DEEP_ONES = (("cpu_winograd", "n2c1100h5w6k40r3s3p1_f32_forward+bias"),
              ("cpu_direct", "n1c600h4w5k40r3s3p1_f32_forward+relu"),
