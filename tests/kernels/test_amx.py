@@ -117,7 +117,7 @@ def run_random(products: int, chunk: int) -> dict[str, Any]:
     """Shapes with several batch sizes until a chunk's share of the problems has run."""
     target, rng = Target.host("amx", harness.THREADS), random.Random(f"{products} {chunk}")
     ran: Counter[str] = Counter()
-    failures, seen = [], set()
+    failures, seen, ends = [], set(), set()
     for number in range(10_000):
         if sum(ran.values()) >= LEAST / CHUNKS:
             break
@@ -136,9 +136,12 @@ def run_random(products: int, chunk: int) -> dict[str, Any]:
             fresh = {str(p.with_(n=n)) for n in batches} - seen
             seen |= fresh
             ran[name] += len(fresh)
+            end = p.epilogue
+            ends |= {f"bias {end.bias}", f"residual {end.residual}", f"pool {end.pool}",
+                     f"activation {end.activation is not None}"}
         except Mismatch as mismatch:
             failures.append(str(mismatch))
-    return {"ran": ran, "failures": failures}
+    return {"ran": ran, "failures": failures, "ends": sorted(ends)}
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +151,10 @@ def outcomes() -> dict[int, dict[str, Any]]:
                 for products in PRODUCTS for chunk in range(CHUNKS)}
         found: dict[int, dict[str, Any]] = {}
         for (products, _), job in jobs.items():
-            one = found.setdefault(products, {"ran": Counter(), "failures": []})
+            one = found.setdefault(products, {"ran": Counter(), "failures": [], "ends": set()})
             one["ran"].update(job.result()["ran"])
             one["failures"] += job.result()["failures"]
+            one["ends"].update(job.result()["ends"])
     return found
 
 
@@ -161,6 +165,7 @@ def test_random_problems_stay_within_the_declared_error(outcomes: Any, products:
     outcome = outcomes[products]
     assert outcome["failures"] == []
     assert sum(outcome["ran"].values()) >= LEAST
+    assert len(outcome["ends"]) == 4 * 2  # with and without each part of an epilogue
     offering = [a.name for a in FORWARD.values() if a.products == products]
     assert min(outcome["ran"][name] for name in offering) >= FLOOR
 

@@ -24,9 +24,9 @@ CHUNKS = 1  # under pytest-xdist jobs take turns, and each imports torch
 SHAPES = 128  # that are drawn for each direction, on each row of ISA
 COUNT = sample(SHAPES, 64)  # of these are run
 BATCHES = 10  # sizes that share a shape, and so a kernel; some shapes are also run empty
-LEAST = sample(1000, 550)  # distinct problems of a direction on each row, empty ones not counted
+LEAST = sample(1000, 600)  # distinct problems of a direction on each row, empty ones not counted
 # problems each algorithm runs on each row
-FLOOR = {"backward_data": sample(60, 50), "backward_weight": sample(90, 60)}
+FLOOR = {"backward_data": 60, "backward_weight": sample(90, 75)}
 EMPTY = sample(15, 10)
 MASKS = sample(60, 30)  # problems on each row, for each way to make a mask
 FUSED = MASKS // 2  # shapes of those whose mask a kernel makes; each runs with two batch sizes
