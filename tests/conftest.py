@@ -12,9 +12,10 @@ if "TILEWISE_CACHE_DIR" not in os.environ:
 collect_ignore = ["gpu"]
 
 # These take longest: first and in this order, so that no core waits for them at the end.
-LONG = ("test_kernels.py", "test_gradients.py", "test_filter2d.py", "test_optimize.py",
-        "test_amx.py", "test_autograd.py", "test_training_ranks.py", "test_training_killed.py",
-        "test_mutations.py", "test_runtime.py")
+LONG = ("test_corpus.py", "test_kernels.py", "test_optimize.py", "test_gradients.py",
+        "test_conv2d.py", "test_autograd.py", "test_training_ranks.py", "test_amx.py",
+        "test_filter2d.py", "test_runtime.py", "test_amx_mutations.py", "test_activations.py",
+        "test_mutations.py", "test_amx_weight.py", "test_training_killed.py", "test_memory.py")
 
 
 def pytest_collection_modifyitems(items):

@@ -29,9 +29,9 @@ from tilewise.tools.sharing import noted
 
 FORWARD = {name: a for name, a in ON_MATRIX.items() if "forward" in a.directions}
 PRODUCTS = (1, 3, 6)
-LEAST = harness.sample(1000)  # problems for each number of products, empty ones not counted
+LEAST = harness.sample(1000, 320)  # problems for each number of products, empty ones not counted
 BATCHES = 16  # of each shape, which share a kernel
-FLOOR = harness.sample(150)  # problems of each algorithm and number of products
+FLOOR = 150  # problems of each algorithm and number of products
 CHUNKS = 2
 DEEP_ONES = (("cpu_winograd", "n2c1100h5w6k40r3s3p1_f32_forward+bias"),
              ("cpu_direct", "n1c600h4w5k40r3s3p1_f32_forward+relu"),
@@ -136,7 +136,8 @@ def run_random(products: int, chunk: int) -> dict[str, Any]:
     """Shapes with several batch sizes until a chunk's share of the problems has run."""
     target, rng = Target.host("amx", harness.THREADS), random.Random(f"{products} {chunk}")
     ran: Counter[str] = Counter()
-    failures, seen = [], set()
+    failures, seen, ends = [], set(), set()
+    share = LEAST / CHUNKS / sum(a.products == products for a in FORWARD.values())
     for number in range(10_000):
         if sum(ran.values()) >= LEAST / CHUNKS:
             break
@@ -145,6 +146,8 @@ def run_random(products: int, chunk: int) -> dict[str, Any]:
         if not names:
             continue
         name = min(names, key=lambda name: ran[name])
+        if ran[name] >= share:
+            continue
         a, batches = FORWARD[name], rng.sample(range(1, 20), BATCHES)
         p = inner_problem(a, p).with_(n=max(batches))
         start = a.default(p, target)
@@ -155,9 +158,12 @@ def run_random(products: int, chunk: int) -> dict[str, Any]:
             fresh = {str(p.with_(n=n)) for n in batches} - seen
             seen |= fresh
             ran[name] += len(fresh)
+            end = p.epilogue
+            ends |= {f"bias {end.bias}", f"residual {end.residual}", f"pool {end.pool}",
+                     f"activation {end.activation is not None}"}
         except Mismatch as mismatch:
             failures.append(str(mismatch))
-    return {"ran": ran, "failures": failures}
+    return {"ran": ran, "failures": failures, "ends": sorted(ends)}
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +173,10 @@ def outcomes() -> dict[int, dict[str, Any]]:
                 for products in PRODUCTS for chunk in range(CHUNKS)}
         found: dict[int, dict[str, Any]] = {}
         for (products, _), job in jobs.items():
-            one = found.setdefault(products, {"ran": Counter(), "failures": []})
+            one = found.setdefault(products, {"ran": Counter(), "failures": [], "ends": set()})
             one["ran"].update(job.result()["ran"])
             one["failures"] += job.result()["failures"]
+            one["ends"].update(job.result()["ends"])
     return found
 
 
@@ -180,6 +187,7 @@ def test_random_problems_stay_within_the_declared_error(outcomes: Any, products:
     outcome = outcomes[products]
     assert outcome["failures"] == []
     assert sum(outcome["ran"].values()) >= LEAST
+    assert len(outcome["ends"]) == 4 * 2  # with and without each part of an epilogue
     offering = [a.name for a in FORWARD.values() if a.products == products]
     assert min(outcome["ran"][name] for name in offering) >= FLOOR
 

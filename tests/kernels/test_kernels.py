@@ -14,7 +14,7 @@ import torch
 from support import harness
 from support.cases import ROWS, Jobs, check_counts, check_variety, jobs_of, run_cases, runs
 from support.guarded import ARENA
-from support.harness import GENERATED, ON_MATRIX, Crash, Mismatch, in_process
+from support.harness import GENERATED, LONG, ON_MATRIX, Crash, Mismatch, in_process, sample
 from torch.nn import functional as F
 
 import tilewise
@@ -23,12 +23,14 @@ from tilewise.core import ISA, Algorithm, Problem, Schedule, Target
 from tilewise.planner.planner import inner_problem
 
 CHUNKS = 1  # under pytest-xdist jobs take turns, and each imports torch
-SHAPES = 400  # on each row of ISA
+SHAPES = 400  # that are drawn for each row of ISA
+COUNT = sample(SHAPES, 112)  # of these are run
 BATCHES = 8  # sizes that share a shape, and so a kernel; some shapes are also run empty
-LEAST = 3000  # distinct problems on each row, empty ones not counted
-FLOOR = 150  # problems each algorithm runs on each row
-EVERY = 64  # spaces of so many combinations are run in full
-SOME = 40  # schedules of larger ones
+LEAST = sample(3000, 850)  # distinct problems on each row, empty ones not counted
+FLOOR = sample(150, 60)  # problems each algorithm runs on each row
+EMPTY = sample(50, 10)
+EVERY = 64  # spaces of so many combinations are run in full, with TILEWISE_LONG
+SOME = sample(40, 16)  # schedules of larger ones
 
 MUST_ACCEPT = {
     "cpu_direct": ("n1c3h224w224k64r7s7u2p3_f32_forward+bias+relu",
@@ -66,7 +68,7 @@ REPEATED = {"cpu_direct": 9}  # two schedules, where four divides the channels o
 
 def run_random_cases(row: str, chunk: int) -> dict[str, Any]:
     """One chunk of the cases of a row: what ran, and what was wrong."""
-    return run_cases(row, "forward", SHAPES, BATCHES, chunk, CHUNKS)
+    return run_cases(row, "forward", SHAPES, BATCHES, chunk, CHUNKS, COUNT)
 
 
 def run_spaces(row: str) -> dict[str, Any]:
@@ -96,7 +98,8 @@ def _points(algorithm: Algorithm, target: Target,
     problems = [p for p in inner if not algorithm.reject(p, target)]
     space = algorithm.space(problems[0], target)
     if math.prod(len(values) for values in space.tunables.values()) <= EVERY:
-        return [(problems[0], s) for s in space]
+        every = [(problems[0], s) for s in space]
+        return every if LONG else rng.sample(every, min(SOME, len(every)))
     turns = (problems[number % len(problems)] for number in range(SOME))
     return [(p, harness.random_schedule(algorithm, p, target, rng)) for p in turns]
 
@@ -162,7 +165,7 @@ def test_random_problems(jobs: Jobs, row: str, chunk: int) -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_random_problems_are_many_and_reach_every_algorithm(jobs: Jobs, row: str) -> None:
     results = [jobs.result("run_random_cases", row, chunk) for chunk in range(CHUNKS)]
-    check_counts(results, LEAST, FLOOR, 50)
+    check_counts(results, LEAST, FLOOR, EMPTY)
     check_variety(results, Target.host(row).lanes)
 
 
@@ -172,7 +175,7 @@ def test_random_problems_are_many_and_reach_every_algorithm(jobs: Jobs, row: str
 def test_schedules_of_a_space(jobs: Jobs, row: str) -> None:
     for name, result in jobs.result("run_spaces", row).items():
         assert result["failures"] == []
-        assert result["ran"] >= 20, name
+        assert result["ran"] >= sample(20, 12), name
 
 
 @pytest.mark.slow
@@ -226,6 +229,17 @@ def test_buffers_touch_an_unmapped_page(side: str, offset: int) -> None:
     assert in_process("test_kernels:read_beside", side, offset + (1 if offset < 0 else -1)) == 1.0
     with pytest.raises(Crash, match=f"ended with -11 at reading at {side}"):
         in_process("test_kernels:read_beside", side, offset)
+
+
+def test_a_process_that_does_not_end_is_noticed() -> None:
+    with pytest.raises(Crash, match="not done after"):
+        in_process("time:sleep", 60, limit=0.2)
+
+
+def test_processes_have_the_environment_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("first", "second"):
+        monkeypatch.setenv("TILEWISE_OF_A_TEST", value)
+        assert in_process("os:getenv", "TILEWISE_OF_A_TEST") == value
 
 
 def test_writes_within_the_page_are_noticed() -> None:

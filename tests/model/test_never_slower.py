@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from support.harness import LONG
 
 import tilewise
 from tilewise.planner.measure import interleaved
@@ -31,8 +32,9 @@ ROOM = 0.9
 # was at .70 to .83 of torch's channels-last in four runs
 PARTS_ROOM = 0.65
 # of every kind: wide and narrow, plain and depthwise, tiny layers, branches, dilation, detection
-MODELS = ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "shufflenet_v2_x1_0",
-          "squeezenet1_0", "googlenet", "fastvit_t8", "deeplabv3", "dncnn")
+MODELS = ("resnet50", "mobilenet_v2", "shufflenet_v2_x1_0", "squeezenet1_0", "fastvit_t8",
+          "deeplabv3", "dncnn")
+MORE = ("resnet18", "efficientnet_b0", "googlenet")  # of the same kinds: with TILEWISE_LONG
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +69,7 @@ def installed(name: str):
         pytest.skip(f"{name} is not installed")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS + MORE if LONG else MODELS)
 def test_models_of_the_zoo(name):
     """By the default effort, one image at a time."""
     installed("torchvision")

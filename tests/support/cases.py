@@ -67,13 +67,44 @@ def _problem(rng: random.Random, direction: str) -> Problem:
     return p.with_(direction=direction, epilogue=Epilogue())
 
 
-def run_cases(row: str, direction: str, shapes: int, sizes: int, chunk: int,
-              chunks: int) -> dict[str, Any]:
-    """Every so many-th of the cases of a row: what ran, and what was wrong."""
+def sampled(cases: list[Case], lanes: int, count: int) -> list[Case]:
+    """So many of the cases: those that show what few before them do, and the first others."""
+    seen: Counter[tuple[Any, ...]] = Counter()
+    rare, common = [], []
+    for case in cases:
+        shows = _shows(case, lanes)
+        if any(seen[what] < OFTEN.get(what[0], 2) for what in shows):
+            rare.append(case)
+            seen.update(shows)
+        else:
+            common.append(case)
+    return sorted((rare + common)[:count])
+
+
+OFTEN = {"kind": 5, "algorithm": 8, "empty": 10}  # cases that show the same; two of all else
+
+
+def _shows(case: Case, lanes: int) -> set[tuple[Any, ...]]:
+    """What `check_variety` and `check_counts` ask for."""
+    p = case.problem
+    end = p.epilogue
+    found = {("algorithm", case.algorithm), ("layout", case.algorithm, p.layout),
+             ("ends", end.bias, end.residual), ("activation", end.activation), ("pool", end.pool)}
+    found |= {("size", size) for size in (p.r, p.s)}
+    found |= {(axis, p.stride[axis], "stride") for axis in (0, 1)}
+    found |= {(axis, p.dilation[axis], "dilation") for axis in (0, 1)}
+    found |= {("kind", kind) for kind, asked in KINDS.items() if asked(p, lanes)}
+    return found | ({("empty",)} if 0 in case.batches else set())
+
+
+def run_cases(row: str, direction: str, shapes: int, sizes: int, chunk: int, chunks: int,
+              count: int) -> dict[str, Any]:
+    """Every so many-th of so many cases of a row: what ran, and what was wrong."""
     target, known = Target.host(row, harness.THREADS), DIRECTIONS[direction]
     ran: dict[str, list[str]] = {name: [] for name in known}
     failures, compared = [], 0
-    for number, p, batches, name in random_cases(row, direction, shapes, sizes)[chunk::chunks]:
+    cases = sampled(random_cases(row, direction, shapes, sizes), target.lanes, count)
+    for number, p, batches, name in cases[chunk::chunks]:
         algorithm, rng = known[name], random.Random(f"schedule {number} of {row}")
         p = p.with_(n=rng.choice(batches))
         inner = inner_problem(algorithm, p)

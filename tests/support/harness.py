@@ -7,8 +7,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from tilewise.planner.planner import inner_problem
 from tilewise.runtime import masks
 from tilewise.runtime.executable import mirror
 
+from . import forks
 from .guarded import Mismatch, launch_guarded
 
 WRITTEN = [a for a in ALGORITHMS if a.takes == "addresses"]
@@ -46,9 +45,9 @@ THREADS = 2
 LONG = "TILEWISE_LONG" in os.environ  # random tests in full; CI runs a sample of each
 
 
-def sample(count: int) -> int:
-    """How many of so many random problems are run."""
-    return count if LONG else count * 5 // 8
+def sample(whole: int, part: int) -> int:
+    """How many random problems are run."""
+    return whole if LONG else part
 
 
 # data
@@ -371,17 +370,12 @@ def in_process(function: str, *args: object, limit: float = 900) -> Any:
     Lines printed by the function say what it is about to do: after a crash, the last is shown.
     """
     module, name = function.split(":")
-    code = (f"import sys, json; sys.path[:0] = {PLACES!r}; "
-            f"import {module}; result = {module}.{name}(*json.loads(sys.argv[1])); "
-            "print(json.dumps(result))")
-    # several processes share the cores: threads that wait must not spin
-    environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1",
-                   "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"}
+    code = (f"import sys, json; sys.path[:0] = {PLACES!r}; import {module}; "
+            f"print(json.dumps({module}.{name}(*json.loads({json.dumps(args)!r}))))")
     try:
-        done = subprocess.run([sys.executable, "-c", code, json.dumps(args)], env=environment,
-                              capture_output=True, text=True, check=False, timeout=limit)
-    except subprocess.TimeoutExpired as late:
-        raise Crash(f"not done after {limit} s: {str(late.stdout)[-1000:]}") from None
+        done = forks.run(code, limit)
+    except forks.Late as late:
+        raise Crash(f"not done after {limit} s: {str(late)[-1000:]}") from None
     last = (done.stdout.splitlines() or ["the import"])[-1]
     if done.returncode:
         raise Crash(f"ended with {done.returncode} at {last}\n{done.stderr[-3000:]}")

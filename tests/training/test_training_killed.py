@@ -16,7 +16,7 @@ from support.training_sets import idx_set
 
 from tilewise.training import checkpoint
 
-KILLS = 10 if harness.LONG else 5
+KILLS = harness.sample(10, 5)
 STEPS = 48  # in four epochs
 SEED = int(os.environ.get("TILEWISE_KILL_SEED", random.randrange(1 << 30)))
 
@@ -36,10 +36,17 @@ def finish(data: Path, output: Path) -> dict:
     return checkpoint.load(output)
 
 
-def kill_somewhere(data: Path, output: Path, rng: random.Random) -> None:
-    """Let it start, and perhaps make a few steps; kill it between two instructions."""
+def moments(rng: random.Random) -> list[int]:
+    """Lines to wait for before each kill, none of them more often than another."""
+    return [lines for _ in range(KILLS // 5) for lines in rng.sample(range(5), 5)]
+
+
+def kill_somewhere(data: Path, output: Path, lines: int, rng: random.Random) -> None:
+    """Let it start, and perhaps make a few steps; kill it between two instructions.
+
+    With no line to wait for it is killed while it starts, reads or plans.
+    """
     process = start(data, output)
-    lines = rng.randrange(5)  # 0: while it starts, reads or plans
     for _ in range(lines + 1 if lines else 0):
         assert process.stdout.readline(), "it ended before it could be killed"
     time.sleep(rng.uniform(0, 0.02 if lines else 1.5))
@@ -57,8 +64,8 @@ def test_killed_many_times_it_ends_with_the_same_weights(tmp_path):
     data, rng = idx_set(tmp_path / "data", train=96, test=16), random.Random(SEED)
     whole = finish(data, tmp_path / "whole")
     positions = []
-    for _ in range(KILLS):
-        kill_somewhere(data, tmp_path / "killed", rng)
+    for lines in moments(rng):
+        kill_somewhere(data, tmp_path / "killed", lines, rng)
         positions.append(position(tmp_path / "killed"))
     killed = finish(data, tmp_path / "killed")
     told = f"TILEWISE_KILL_SEED={SEED}, checkpoints after the kills: {positions}"

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from running import check, drawn, expected, problems, run
-from support.harness import LONG
+from support.harness import sample
 
 from tilewise.algorithms.gpu_implicit_gemm import GpuImplicitGemm, split
 from tilewise.algorithms.gpu_table import rows
@@ -16,7 +16,7 @@ from tilewise.core import Problem, Schedule, Target
 from tilewise.core.gpu import GPUS
 
 DIRECTIONS = ("forward", "backward_data", "backward_weight")
-COUNT = 200 if LONG else 90  # of a direction and type; the interpreter takes 5 ms a loop step
+COUNT = sample(200, 64)  # of a direction and type; the interpreter takes 5 ms a loop step
 SPLIT = ("tf32", "tf32x3", "bf16x3", "bf16x6")
 PLAIN = GpuImplicitGemm()
 each_direction = pytest.mark.parametrize("direction", DIRECTIONS)

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from running import check, drawn, expected, run
-from support.harness import LONG
+from support.harness import sample
 
 from tilewise.algorithms import gpu_winograd
 from tilewise.algorithms.gpu_winograd import GpuWinograd
@@ -15,7 +15,7 @@ from tilewise.core import Epilogue, InvalidProblem, Problem, Schedule, Target
 from tilewise.core.gpu import GPUS
 from tilewise.planner.planner import inner_problem
 
-COUNT = 200 if LONG else 90  # problems of a direction and type
+COUNT = sample(200, 64)  # problems of a direction and type
 SPLIT = ("tf32x3", "bf16x6")
 PLAIN = GpuWinograd()
 each_direction = pytest.mark.parametrize("direction", ["forward", "backward_data"])

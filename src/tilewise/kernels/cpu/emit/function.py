@@ -75,13 +75,13 @@ class Function:
     def vector(self, value: float, lanes: int | None = None, work: Any = F32) -> Vector:
         """A constant in every lane."""
         lanes = lanes or self.isa.lanes
-        return Vector(self, ir.Constant(ir.VectorType(work, lanes), [value] * lanes))
+        return Vector(self, ir.Constant(ir.VectorType(work, lanes), value))
 
     def splat(self, scalar: Any, lanes: int | None = None) -> Vector:
         lanes = lanes or self.isa.lanes
         undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
         first = self.ll.insert_element(undefined, scalar, ir.Constant(I32, 0))
-        everywhere = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+        everywhere = ir.Constant(ir.VectorType(I32, lanes), 0)
         return Vector(self, self.ll.shuffle_vector(first, undefined, everywhere))
 
     def leading(self, count: Index | int, lanes: int) -> Any:
@@ -91,7 +91,7 @@ class Function:
         kind = ir.VectorType(I64, lanes)
         undefined = ir.Constant(kind, ir.Undefined)
         first = self.ll.insert_element(undefined, count.ir, ir.Constant(I32, 0))
-        everywhere = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+        everywhere = ir.Constant(ir.VectorType(I32, lanes), 0)
         counts = self.ll.shuffle_vector(first, undefined, everywhere)
         return self.ll.icmp_signed("<", ir.Constant(kind, list(range(lanes))), counts)
 

@@ -53,7 +53,7 @@ def _rounded(f: Function, value: Vector) -> Any:
 def _widened(f: Function, bits: Any) -> Vector:
     lanes = bits.type.count
     words = ir.VectorType(I32, lanes)
-    high = f.ll.shl(f.ll.zext(bits, words), ir.Constant(words, [16] * lanes))
+    high = f.ll.shl(f.ll.zext(bits, words), ir.Constant(words, 16))
     return Vector(f, f.ll.bitcast(high, ir.VectorType(F32, lanes)))
 
 
@@ -78,8 +78,8 @@ def split_pairs(f: Function, low: Vector, high: Vector, parts: int) -> list[Vect
         pairs = f.ll.bitcast(f.ll.shuffle_vector(bits, bits, mask), words)
         found.append(Vector(f, f.ll.bitcast(pairs, floats)))
         if part + 1 < parts:
-            low = rest(low, f.ll.shl(pairs, ir.Constant(words, [16] * lanes)))
-            high = rest(high, f.ll.and_(pairs, ir.Constant(words, [-1 << 16] * lanes)))
+            low = rest(low, f.ll.shl(pairs, ir.Constant(words, 16)))
+            high = rest(high, f.ll.and_(pairs, ir.Constant(words, -1 << 16)))
     return found
 
 

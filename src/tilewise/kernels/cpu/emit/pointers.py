@@ -64,7 +64,7 @@ class Pointer(Value):
         f, lanes = self.f, kind.count
         load = f.intrinsic(f"llvm.masked.load.v{lanes}{self.element.suffix}.p0", kind,
                            [PTR, I32, ir.VectorType(BOOL, lanes), kind])
-        zero = ir.Constant(kind, [0] * lanes)
+        zero = ir.Constant(kind, 0)
         return f.ll.call(load, [self.ir, ir.Constant(I32, self.element.bytes), mask, zero])
 
     def store(self, value: Vector, offset: Index | int = 0, count: Index | int | None = None,
@@ -110,7 +110,7 @@ class Pointer(Value):
         """The first `count` lanes from floats that are `stride` apart; the others are zero."""
         lanes, element = lanes or self.f.isa.lanes, self.element
         assert element.kind in (F32, F64), f"{element.name} would need to be widened"
-        found = ir.Constant(ir.VectorType(element.kind, lanes), [0.0] * lanes)
+        found = ir.Constant(ir.VectorType(element.kind, lanes), 0.0)
         for lane in range(count):
             one = self.f.ll.load((self + stride * lane).ir, align=element.bytes, typ=element.kind)
             found = self.f.ll.insert_element(found, one, ir.Constant(I32, lane))

@@ -135,7 +135,7 @@ class Vector(Value):
 
     def same(self, value: float) -> Vector:
         """A constant in every lane of a vector such as this."""
-        return Vector(self.f, ir.Constant(self.ir.type, [float(value)] * self.lanes))
+        return Vector(self.f, ir.Constant(self.ir.type, float(value)))
 
     def words(self) -> Words:
         """The bits of float32."""
@@ -210,7 +210,7 @@ class Words(Value):
 
     def same(self, value: int) -> Words:
         """One in every lane."""
-        return Words(self.f, ir.Constant(self.ir.type, [value] * self.lanes))
+        return Words(self.f, ir.Constant(self.ir.type, value))
 
     def shifted(self, by: int) -> Words:
         """Upwards, or downwards where `by` is negative."""
