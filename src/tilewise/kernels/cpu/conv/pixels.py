@@ -221,7 +221,8 @@ class _Pixels:
         with self.m.function("unpack", frame="pointer", x="pointer", to="pointer", top="index",
                              rows="index") as f:
             z = self._sizes(f)
-            h, w, pitch, plane, left, right = z.h, z.w, z.pitch, z.plane, z.left, z.right
+            h, w, pitch, plane, left = z.h, z.w, z.pitch, z.plane, z.left
+            width = left + w + z.right
             with f.loop(f.rows) as row:
                 y, to = f.top + row.i, f.to + row.i * pitch
                 with f.either((y >= 0) & (y < h)) as (inside, outside):
@@ -229,18 +230,22 @@ class _Pixels:
                         planes = [to + (c.i + i) * plane for i in range(self.g.together)]
                         if p.is_padded:
                             for at in planes:
-                                self._clear(f, at, left)
-                                self._clear(f, at + (left + w), right)
+                                self._clear(f, at, z, width)
                         self._copy_row(f, [at + left for at in planes],
                                        f.x + self._in(z, c.i, y), w)
                     with outside, f.loop(p.group_c) as c:
-                        emit_zero(f, to + c.i * plane, left + w + right)
+                        emit_zero(f, to + c.i * plane, width)
         return f
 
-    def _clear(self, f: Function, to: Pointer, count: Index) -> None:
-        """Padding is a few columns: one by one takes less time than a masked vector."""
-        with f.loop(count) as col:
-            (to + col.i).store(f.vector(0.0, 1))
+    def _clear(self, f: Function, to: Pointer, z: InCode, width: Index) -> None:
+        """Zeros at both ends of a row, as whole vectors: its pixels are written after them."""
+        lanes = self.g.lanes
+        with f.either(z.left.maximum(z.right) < lanes + 1) as (usual, wide):
+            with usual:
+                to.store(f.vector(0.0))
+                (to + (width - lanes).maximum(0)).store(f.vector(0.0))
+            with wide:
+                emit_zero(f, to, width)
 
     def _copy_row(self, f: Function, planes: list[Pointer], row: Pointer, count: Index) -> None:
         """A row of pixels into as many planes as are unpacked together."""
