@@ -22,9 +22,10 @@ from ..emit.microkernel import Walk, multiply
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
 from ..emit.tiling import Partition, ceil_div, emit_pieces, emit_zero
-from ..emit.transpose import transpose
+from ..emit.transpose import separate, transpose
 from .geometry import Sizes
 
+SHUFFLED = 4  # channels of a pixel that are taken apart in registers
 SIZES = ("h", "w", "top", "left", "right", "conv_h", "conv_w", "block_rows", "row_blocks",
          "row_vectors", "pitch", "plane", "scratch_floats", "pieces_0", "pieces_1", "pieces_2",
          "pieces_3")
@@ -84,6 +85,12 @@ class Geometry(Sizes):
     @cached_property
     def planar(self) -> bool:
         return self.p.layout == "nchw"
+
+    @cached_property
+    def together(self) -> int:
+        """Channels that are unpacked together: all, if shuffles take few of them apart."""
+        few = not self.planar and self.p.groups == 1 and self.p.c <= SHUFFLED
+        return self.p.c if few else 1
 
     @cached_property
     def depth(self) -> int:
@@ -223,39 +230,57 @@ class _Pixels:
         with self.m.function("unpack", frame="pointer", x="pointer", to="pointer", top="index",
                              rows="index") as f:
             z = self._sizes(f)
-            h, w, pitch, plane, left, right = z.h, z.w, z.pitch, z.plane, z.left, z.right
+            h, w, pitch, plane, left = z.h, z.w, z.pitch, z.plane, z.left
+            width = left + w + z.right
             with f.loop(f.rows) as row:
                 y, to = f.top + row.i, f.to + row.i * pitch
                 with f.either((y >= 0) & (y < h)) as (inside, outside):
-                    with inside, f.loop(p.group_c) as c:
-                        at = to + c.i * plane
-                        source = f.x + self._in(z, c.i, y)
+                    with inside, f.loop(p.group_c, step=self.g.together) as c:
+                        planes = [to + (c.i + i) * plane for i in range(self.g.together)]
                         if p.is_padded:
-                            self._clear(f, at, left)
-                            self._clear(f, at + (left + w), right)
-                        self._copy_row(f, at + left, source, w)
+                            for at in planes:
+                                self._clear(f, at, z, width)
+                        self._copy_row(f, [at + left for at in planes],
+                                       f.x + self._in(z, c.i, y), w)
                     with outside, f.loop(p.group_c) as c:
-                        emit_zero(f, to + c.i * plane, left + w + right)
+                        emit_zero(f, to + c.i * plane, width)
         return f
 
-    def _clear(self, f: Function, to: Pointer, count: Index) -> None:
-        """Padding is a few columns: one by one takes less time than a masked vector."""
-        with f.loop(count) as col:
-            (to + col.i).store(f.vector(0.0, 1))
+    def _clear(self, f: Function, to: Pointer, z: InCode, width: Index) -> None:
+        """Zeros at both ends of a row, as whole vectors: its pixels are written after them."""
+        lanes = self.g.lanes
+        with f.either(z.left.maximum(z.right) < lanes + 1) as (usual, wide):
+            with usual:
+                to.store(f.vector(0.0))
+                (to + (width - lanes).maximum(0)).store(f.vector(0.0))
+            with wide:
+                emit_zero(f, to, width)
 
-    def _copy_row(self, f: Function, to: Pointer, row: Pointer, count: Index) -> None:
+    def _copy_row(self, f: Function, planes: list[Pointer], row: Pointer, count: Index) -> None:
+        """A row of pixels into as many planes as are unpacked together."""
         step, lanes = 1 if self.g.planar else self.p.c, self.g.lanes
-        if step > 1:
-            with f.loop(count) as col:
-                (to + col.i).store((row + col.i * step).load(lanes=1))
+        if step != len(planes):
+            self._copy_one_by_one(f, planes, row, count, step)
             return
         with f.either(count >= lanes) as (whole, short):
-            with whole:  # the last vector is moved back
+            with whole:  # the last vectors are moved back
                 with f.loop(count - lanes, step=lanes) as col:
-                    (to + col.i).store((row + col.i).load())
-                (to + (count - lanes)).store((row + (count - lanes)).load())
+                    self._copy_vectors(planes, row, col.i)
+                self._copy_vectors(planes, row, count - lanes)
             with short:
-                to.store(row.load(count=count), count=count)
+                self._copy_one_by_one(f, planes, row, count, step)
+
+    def _copy_one_by_one(self, f: Function, planes: list[Pointer], row: Pointer, count: Index,
+                         step: int) -> None:
+        with f.loop(count) as col:
+            for i, to in enumerate(planes):
+                (to + col.i).store((row + (col.i * step + i)).load(lanes=1))
+
+    def _copy_vectors(self, planes: list[Pointer], row: Pointer, col: Index) -> None:
+        source = row + col * len(planes)
+        mixed = [source.load(i * self.g.lanes) for i in range(len(planes))]
+        for to, value in zip(planes, separate(mixed), strict=True):
+            (to + col).store(value)
 
     def _in(self, z: InCode, channel: Index, row: Index) -> Index:
         """Floats to the first pixel of an input channel's row."""
