@@ -98,7 +98,10 @@ class Planner:
         """What is chosen for all problems of its class, with the costs of this one."""
         like, held = representative(p), _holds(max_error, bits)
         key = (like, t, max_error, bits)
-        code = self._choices.get(key) or self._choices.put(key, self._choose(*key))
+        try:
+            code = self._choices.get(key) or self._choices.put(key, self._choose(*key))
+        except NoAlgorithm as nobody:
+            raise NoAlgorithm(p, t, nobody.reasons) from None
         plan = self._with_code(code, p, t, held)
         return plan or _plans(self._ranked(p, t, max_error, bits), p, t)[0]
 
