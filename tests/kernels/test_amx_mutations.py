@@ -32,7 +32,7 @@ FEW = "n2c3h9w19k21r3s3u1x2p1_f32_forward"  # a row of taps is one of the depth'
 LONG = "n1c600h3w5k21r3s3p1_f32_forward"  # the depth takes two passes
 MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
 SPLIT, GATHER = parts.split, direct_prepare_amx._Vector._gather
-PAIRS = parts.split_pairs
+PAIRS, LARGEST = parts.split_pairs, direct_amx._Direct._largest
 WEIGHT = "n2c37h17w19k40r3s3p1_f32_backward_weight"  # three tiles of rows, several blocks
 BANDS = {"order": "bands", "tiles": 32, "parts": 2}
 PIXELS = {"tiles": 32}
@@ -116,9 +116,8 @@ MUTATIONS = {
     "sums that wait to be pooled share their place": Mutation(
         changed(direct_amx.Geometry, "wait", lambda wait: False), "cpu_direct_bf16", POOLED),
     "a window's residuals are all the first's": Mutation(
-        replaced(direct_amx, "finish", lambda f, value, p, bias, residual, count:
-                 epilogue.finish(f, value, p, bias, (residual[0], bias[1]), count)),
-        "cpu_direct_bf16", ADDED),
+        replaced(direct_amx._Direct, "_largest", lambda self, f, window, k, count: LARGEST(
+            self, f, [(c, window[0][1]) for c, _ in window], k, count)), "cpu_direct_bf16", ADDED),
     "padding beside joined taps is not cleared": Mutation(
         replaced(direct_amx, "emit_zero", lambda *_: None), "cpu_direct_bf16", FEW),
     "joined taps are in another order": Mutation(

@@ -25,6 +25,7 @@ from tilewise.core import (
 )
 from tilewise.planner import Planner
 from tilewise.planner.measure import interleaved
+from tilewise.planner.planner import NEW
 from tilewise.runtime.engine import random_operands
 
 HOST = Target.host(threads=2)
@@ -62,12 +63,12 @@ def test_candidates_are_in_order(planner: Planner, problem: Problem) -> None:
     assert planner.plan(problem, HOST) == found[0].plan
 
 
-def test_the_cheapest_wins(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cheapest_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     for cheapest in ("reference", "vendor", "cpu_direct"):
         for algorithm in ALGORITHMS:
             seconds = 1e-6 if algorithm.name == cheapest else 1.0
             monkeypatch.setattr(algorithm, "cost", lambda p, t, s, seconds=seconds: seconds)
-        assert planner.plan(PROBLEMS[0], HOST).algorithm == cheapest
+        assert Planner(ALGORITHMS).plan(PROBLEMS[0], HOST).algorithm == cheapest
 
 
 def test_passes_are_paid_for(planner: Planner) -> None:
@@ -291,14 +292,28 @@ def test_batches_share_code():
     assert new[3] + new[5] + new[6] + new[7] == 0
 
 
-def test_code_does_not_depend_on_what_was_asked_before():
-    fresh, used = Planner(ALGORITHMS), Planner(ALGORITHMS)
-    for n in (1, 32, 8, 3):
-        for text in RESNET:
-            used.plan(Problem.parse(text).with_(n=n), HOST)
+def test_sizes_of_a_class_share_code():
+    """A little larger or smaller, or another aspect ratio: nothing new to compile."""
     for text in RESNET:
-        p = Problem.parse(text).with_(n=3)
-        assert fresh.plan(p, HOST) == used.plan(p, HOST)
+        p, planner = Problem.parse(text), Planner(ALGORITHMS)
+        h, w = p.h, p.w
+        plans = [planner.plan(p.with_(h=height, w=width), HOST)
+                 for height, width in ((h, w), (h + 1, w), (h - 1, w + 1), (h, w - 1))]
+        assert len({(plan.algorithm, plan.schedule) for plan in plans}) == 1, p
+
+
+def test_code_that_a_layer_has_is_preferred_if_it_is_nearly_as_good():
+    """Sizes from one pixel up, in one order: few codes, and each within what it may cost."""
+    for text in RESNET[1:]:
+        p, planner, used = Problem.parse(text), Planner(ALGORITHMS), {}
+        for h in (56, 28, 112, 14, 80, 40, 20, 7, 10, 5):
+            like = p.with_(h=h, w=h)
+            plan = planner.plan(like, HOST)
+            best = Planner(ALGORITHMS).plan(like, HOST)
+            assert plan.seconds <= max(NEW[0] * best.seconds, best.seconds + NEW[1]) * 1.001, plan
+            inner = plan.inner, plan.target, plan.schedule
+            used[planner.algorithm(plan.algorithm).request(*inner).key] = plan
+        assert len(used) <= 6, p
 
 
 def test_shared_code_is_the_same_for_any_number_of_threads():
