@@ -41,6 +41,10 @@ class CpuAlgorithm(Algorithm):
         return Request(kernel.make, self.seen_by_kernel(p), s.without(getattr(kernel, "FREE", ())),
                        t.row, self.more, hasattr(kernel, "SIZES"))
 
+    def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
+        """The same for all kernels that a first call needs: the weight may have one of its own."""
+        return [self.request(p, t, s)]
+
     def is_compiled(self, p: Problem, t: Target, s: Schedule) -> bool:
         from ..kernels.cpu.emit.launch import is_compiled
 

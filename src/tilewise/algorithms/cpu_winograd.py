@@ -61,6 +61,12 @@ class CpuWinograd(CpuAlgorithm):
 
         return winograd_prepare.prepare(*self.weight_of(p, s), t, weight)
 
+    def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
+        from ..kernels.cpu.prepare import winograd as prepare
+
+        return [self.request(p, t, s),
+                prepare.request_of(prepare.make, *self.weight_of(p, s), t.row)]
+
     def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
         return weight_of(p, s)
 

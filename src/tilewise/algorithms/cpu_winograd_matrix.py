@@ -73,6 +73,13 @@ class CpuWinogradMatrix(MatrixAlgorithm):
 
         return winograd_prepare_amx.prepare(*self.weight_of(p, s), t, weight, self.products)
 
+    def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
+        from ..kernels.cpu.prepare import winograd, winograd_amx
+
+        return [self.request(p, t, s),
+                winograd.request_of(winograd_amx.make, *self.weight_of(p, s), t.row,
+                                    self.products)]
+
     def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
         return weight_of(p, s)
 

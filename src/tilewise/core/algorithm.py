@@ -94,6 +94,10 @@ class Algorithm:
         """Whether `build` has nothing to compile: the code is in the process or on disk."""
         return True
 
+    def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
+        """All that a first call has to compile, for processes that do it ahead of need."""
+        return []
+
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         """Compile; returns the function that runs it."""
         raise NotImplementedError

@@ -1,6 +1,7 @@
 """What a graph's first call will need is compiled by other processes while the call begins.
 
-The graph runs once on tensors without data. Its blocks plan and ask for code; nothing is computed.
+The graph runs once without its convolutions: blocks plan, ask for code and give memory as they
+find it. What such values become does not matter, their shapes do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..conv.linear import Linear
 from ..conv.ops import ENGINE, shape_of
 from ..conv.options import options_of
 from ..core.target import Target
+from ..kernels.cpu.emit.launch import is_compiled
 from ..kernels.cpu.emit.workers import AHEAD
 from .capture import Capture, Names
 from .effects import torch_module
@@ -26,8 +28,8 @@ from .nn import Block
 def look(capture: Capture, tensors: Iterable[Tensor]) -> int:
     """Ask for all kernels that a call with such tensors needs and that are not compiled yet.
 
-    As far as the graph can be run without data: what the rest needs is compiled when it is
-    called. Returns the number of processes that compile.
+    As far as the graph can be run like this: what the rest needs is compiled when it is called.
+    Returns the number of processes that compile.
     """
     tensors = list(tensors)
     if torch.is_grad_enabled() or not all(x.is_cpu for x in tensors):
@@ -35,8 +37,15 @@ def look(capture: Capture, tensors: Iterable[Tensor]) -> int:
     found: dict[str, Any] = {}
     steps = {name: _looking(step, found) for name, step in capture.steps.items()}
     with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
-        capture.run(Names(steps, capture.tensors), [x.to("meta") for x in tensors])
+        capture.run(_Names(steps, capture.tensors), map(torch.empty_like, tensors))
     return AHEAD.ask(list(found.values()))
+
+
+class _Names(Names):
+    """A graph may write to what it finds by name: it is given something else to write to."""
+
+    def __getattr__(self, name: str) -> Any:
+        return torch.empty_like(super().__getattr__(name))
 
 
 class _Stop(Exception):
@@ -44,11 +53,11 @@ class _Stop(Exception):
 
 
 def _looking(step: Any, found: dict[str, Any]) -> Any:
-    """A step for tensors without data."""
+    """A step without its arithmetic, if that is known."""
     if isinstance(step, Block):
-        return lambda x, residual=None: _of_block(step, x, residual, found)
+        return lambda x, residual=None, slope=None: _of_block(step, found, x, residual, slope)
     if isinstance(step, Linear):
-        return lambda x: x.new_empty((*x.shape[:-1], step._parts[0].out_features))
+        return lambda x, slope=None: x.new_empty((*x.shape[:-1], step._parts[0].out_features))
     if torch_module(step) is not None and not step.training:
         return step
 
@@ -58,14 +67,14 @@ def _looking(step: Any, found: dict[str, Any]) -> Any:
     return stop
 
 
-def _of_block(block: Block, x: Tensor, residual: Tensor | None, found: dict[str, Any]) -> Tensor:
+def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor | None,
+              slope: Tensor | None) -> Tensor:
     conv, norm = block._parts
-    weight = conv.weight.detach().to("meta")
-    bias = conv.bias if norm is None else norm.running_mean
     options = options_of(conv.stride, conv.padding, conv.dilation, conv.groups, block.activation,
-                         block.pool, weight.shape[2:])
-    call = Call(x, weight, None if bias is None else bias.detach().to("meta"), residual, *options,
-                None, block.max_error)
+                         block.pool, conv.weight.shape[2:])
+    bias = conv.bias if norm is None else norm.running_mean
+    call = Call(x, conv.weight, bias, residual, *options, None, block.max_error,
+                slope)
     if x.dtype == torch.float32:
         _ask(call, found)
     return shape_of(call)
@@ -75,8 +84,7 @@ def _ask(call: Call, found: dict[str, Any]) -> None:
     """Note the code that a call needs, if it has to be compiled."""
     target = Target.host(threads=torch.get_num_threads())
     plan = ENGINE.plan(problem_of(call), target, max_error=call.max_error)
-    algorithm: Any = ENGINE.planner.algorithm(plan.algorithm)
-    what = plan.inner, plan.target, plan.schedule
-    if not algorithm.is_compiled(*what):
-        request = algorithm.request(*what)
-        found[request.key] = request
+    algorithm = ENGINE.planner.algorithm(plan.algorithm)
+    for request in algorithm.requests(plan.inner, plan.target, plan.schedule):
+        if request.key not in found and not is_compiled(request):
+            found[request.key] = request

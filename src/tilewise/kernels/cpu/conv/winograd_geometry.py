@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ...winograd_math import Matrix, Transform, matrices
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE, Walk
@@ -134,6 +132,8 @@ class Geometry(BlocksOfK):
 
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, R, S) to U: [block of K][position][panel], or the position outermost."""
+        import torch
+
         p = self.p
         down, across = (_tensor(transform.G) for transform in (self.down, self.across))
         u = torch.einsum("ir,kcrs,js->ijck", down, weight.double(), across)
@@ -145,5 +145,7 @@ class Geometry(BlocksOfK):
         return torch.cat([blocks.flatten(1), rest.flatten(1)], 1).flatten()
 
 
-def _tensor(matrix: Matrix) -> torch.Tensor:
+def _tensor(matrix: Matrix) -> Any:
+    import torch
+
     return torch.tensor([[float(value) for value in row] for row in matrix], dtype=torch.float64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from llvmlite import ir
 
 from .function import Function
@@ -94,11 +93,12 @@ def _rounded_both(f: Function, low: Any, high: Any) -> Any:
 
 def split_tensor(values: Any, parts: int) -> Any:
     """The parts of a tensor, outermost; what is left of a float after each part is exact."""
+    import torch  # workers that only compile do without it
+
     found, rest = [], values
     for _ in range(parts):
         found.append(rest.bfloat16())
         rest = rest - found[-1].to(rest.dtype)
-
     return torch.stack(found)
 
 
@@ -107,6 +107,8 @@ def pack_columns(panels: Any, parts: int) -> Any:
 
     depth is a multiple of 32 and columns of 16; the result is floats of two bfloat16 each.
     """
+
+    import torch
 
     *outer, depth, columns = panels.shape
     tiles = split_tensor(panels, parts).reshape(parts, *outer, depth // 32, 16, 2, columns // 16,

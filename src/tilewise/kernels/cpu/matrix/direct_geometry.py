@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ...matrix import DEPTH, PARTS, SIDE, joins_taps
 from ..conv.geometry import BlocksOfK
 from ..emit.amx import TILE
@@ -205,6 +203,8 @@ class Geometry(BlocksOfK):
 
     def pack_weight(self, weight: Any) -> Any:
         """(K, C, R, S) to panels of [32 channels][r][s][part][16 output channels]."""
+        import torch
+
         if self.joins_taps:
             weight = weight.permute(0, 3, 1, 2).flatten(1, 2)[..., None]
         k, c = weight.shape[:2]

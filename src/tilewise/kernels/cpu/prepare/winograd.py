@@ -6,18 +6,17 @@ Computed in float64 and rounded once, like the weights of inference.
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
+from typing import Any
 
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ....core.target import Target
-from .. import memory
 from ..conv.transforms import Lanes, transform
 from ..conv.winograd_geometry import Geometry
 from ..emit import F64, Bits, Function, Index, Module, Vector
-from ..emit.launch import Launch, launcher
+from ..emit.launch import Launch, launch_of
+from ..emit.requests import Request
 from ..emit.sizes import InCode
 from ..emit.threads import WEIGHT, X, Y, emit_entry, emit_region
 
@@ -98,20 +97,28 @@ def _vector(panels: Panels) -> None:
         (to + (c.i * width + panels.apart * position.i)).store(f.vector(0.0))
 
 
-def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor) -> torch.Tensor:
+def prepare(p: Problem, s: Schedule, t: Target, weight: Any) -> Any:
     """U of a weight (K, C, R, S), in pool memory."""
     return run(make, Geometry, p, t, s, weight)
 
 
+def request_of(make: Callable[..., Module], p: Problem, s: Schedule, isa: Isa,
+               *more: int) -> Request:
+    """The code for weights of any number of channels."""
+    return Request(make, p.with_(c=1, k=1), s, isa, more, True)
+
+
 def launch_for(make: Callable[..., Module], g: Geometry, isa: Isa, *more: int) -> Launch:
-    """For weights of any number of channels."""
-    return launcher(make, g.p.with_(c=1, k=1), g.s, isa, *more,
-                    sizes=[getattr(g, name) for name in SIZES])
+    return launch_of(request_of(make, g.p, g.s, isa, *more), [getattr(g, name) for name in SIZES])
 
 
 def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Target, s: Schedule,
-        weight: torch.Tensor, *more: int) -> torch.Tensor:
+        weight: Any, *more: int) -> Any:
     """Call what `make` gives."""
+    import torch  # workers that only compile do without it
+
+    from .. import memory
+
     g = geometry(p, s, t.lanes, *more)
     u, strides = memory.empty(g.weight_floats), torch.tensor(weight.stride())
     launch = launch_for(make, g, t.row, *more)

@@ -5,7 +5,7 @@ Computed and split in float64, as `Geometry.pack_weight` does in another order o
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
 from ....core.isa import Isa
 from ....core.problem import Problem
@@ -53,7 +53,7 @@ def _vector(panels: Panels) -> None:
         keep(pair.i, dict.fromkeys(range(g.positions), zero), {})
 
 
-def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
-            products: int) -> torch.Tensor:
+def prepare(p: Problem, s: Schedule, t: Target, weight: Any,
+            products: int) -> Any:
     """U of a weight (K, C, R, S), in pool memory."""
     return winograd.run(make, Geometry, p, t, s, weight, products)

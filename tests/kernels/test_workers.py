@@ -1,0 +1,67 @@
+"""Processes that compile ahead of need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tilewise
+from tilewise.algorithms import ALGORITHMS
+from tilewise.core import Problem, Target
+from tilewise.kernels.cpu.emit import jit, workers
+from tilewise.kernels.cpu.emit.requests import Request
+
+HOST = Target.host(threads=2)
+PROBLEMS = [Problem.parse(f"n1c{c}h9w9k16r3s3p1_f32_forward+bias+relu") for c in (8, 12, 20, 24)]
+DIRECT = next(a for a in ALGORITHMS if a.name == "cpu_direct")
+
+
+def requests() -> list[Request]:
+    return [DIRECT.request(p, HOST, DIRECT.default(p, HOST)) for p in PROBLEMS]
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if hasattr(a, "request")],
+                         ids=lambda a: a.name)
+def test_no_kernel_needs_torch_to_be_written(algorithm) -> None:
+    code = (f"import sys, types; sys.path[:] = {sys.path!r}; p = types.ModuleType('tilewise'); "
+            f"p.__path__ = [{str(Path(tilewise.__file__).parent)!r}]; sys.modules['tilewise'] = p; "
+            f"import {algorithm.kernel().__name__}; assert 'torch' not in sys.modules")
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
+
+
+def test_a_request_survives_the_journey() -> None:
+    for request in requests():
+        again = Request.from_json(request.to_json())
+        assert again.key == request.key
+        assert str(again.module().ir) == str(request.module().ir)
+
+
+def test_workers_compile_what_this_process_then_takes(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("TILEWISE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    ahead, asked = workers.Ahead(), requests()
+    assert ahead.ask(asked) == 1
+    last = ahead
+    while last._waiting:  # until the worker has begun all
+        pass
+    for request in asked:
+        image = ahead.take(request)
+        assert image == jit.compile_object(request.module())
+    assert not ahead._begun
+    assert not ahead._made
+
+
+def test_one_core_has_no_workers(monkeypatch) -> None:
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 1)
+    assert workers.Ahead().ask(requests()) == 0
+
+
+def test_a_worker_that_dies_costs_nothing_but_time(monkeypatch) -> None:
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(workers, "START", "raise SystemExit(3)")
+    ahead, asked = workers.Ahead(), requests()
+    ahead.ask(asked)
+    assert [ahead.take(request) for request in asked] == [None] * len(asked)
