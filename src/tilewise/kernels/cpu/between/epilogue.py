@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ....core.activations import parsed
+from ....core.activations import ROUNDED, parsed
 from ....core.problem import Epilogue, Problem
 from ..emit import Function, Index, Pointer, Vector
 from . import elementary
@@ -23,6 +23,11 @@ def finish(f: Function, value: Vector, p: Problem, bias: Operand, residual: Oper
     if epilogue.has_slopes:
         slope = bias[0].load(bias[1] + p.k, count=count)
     return activate(f, value, epilogue, slope)
+
+
+def is_long(epilogue: Epilogue) -> bool:
+    """Whether its code is better looped over than written once for every vector of a tile."""
+    return epilogue.activation is not None and parsed(epilogue.activation)[0].error >= ROUNDED
 
 
 def pool(window: list[Vector]) -> Vector:

@@ -14,7 +14,7 @@ from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Epilogue, Problem
 from ....core.schedule import Schedule
-from ..between.epilogue import finish
+from ..between.epilogue import finish, is_long
 from ..between.pooling import emit_pool
 from ..emit import Function, Index, Module, Pointer, Vector
 from ..emit.elements import FLOAT32
@@ -266,14 +266,33 @@ class _Direct:
             ahead = (f.ahead, z.lines_ahead) if g.fetches else None
             rows = [pitch * (i * p.stride[0]) + j * across if i else j * across
                     for i in range(height) for j in range(width)]
-            acc = multiply(f, f.a, f.b, rows, vectors, g.walk(vectors, pitch), self.s.unroll,
-                           ahead)
+            # what is used less may be shorter
+            unroll = self.s.unroll if width == self.s.tile_w else min(2, self.s.unroll)
+            acc = multiply(f, f.a, f.b, rows, vectors, g.walk(vectors, pitch), unroll, ahead)
             for i in range(height):
                 down = z.conv_w * (i * p.k) if i else 0
-                for j in range(width):
-                    self._store(f, acc[i * width + j], f.y + down, f.residual + down, j * p.k,
+                self._store_row(f, acc[i * width:(i + 1) * width], f.y + down, f.residual + down,
                                 channels)
         return f
+
+    def _store_row(self, f: Function, row: list[list[Vector]], y: Pointer, residual: Pointer,
+                   channels: int) -> None:
+        """A row of pixels; where the epilogue is long, sums wait in their places for a loop."""
+        if not is_long(self.tail.epilogue):
+            for j, pixel in enumerate(row):
+                self._store(f, pixel, y, residual, j * self.p.k, channels)
+            return
+        k, lanes = self.p.k, self.g.lanes
+        places = [(v * lanes, min(lanes, channels - v * lanes)) for v in range(len(row[0]))]
+        for j, pixel in enumerate(row):
+            for value, (at, count) in zip(pixel, places, strict=True):
+                y.store(value, j * k + at, count=count)
+        side = next(n for n in (4, 2, 1) if (len(row) % n == 0 and n * len(places) <= 4) or n == 1)
+        with f.loop(len(row), step=side) as first:
+            for j in range(side):  # so many as hide each other's latency
+                here, beside = y + (first.i + j) * k, residual + (first.i + j) * k
+                sums = [here.load(at, count=count) for at, count in places]
+                self._store(f, sums, here, beside, 0, channels)
 
     def _store(self, f: Function, row: list[Vector], y: Pointer, residual: Pointer, at: int,
                channels: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..between.epilogue import activate, finish, pool
+from ..between.epilogue import activate, finish, is_long, pool
 from ..between.masks import passes, pixel_bytes, place
 from ..emit import Function, Index, Module, Pointer, Vector
 from ..emit.sizes import InCode
@@ -26,7 +26,8 @@ class Output:
 
     def __init__(self, m: Module, geometry: Geometry) -> None:
         self.m, self.g, self.p, self.s = m, geometry, geometry.p, geometry.s
-        self.whole = {end: self._whole(end) for end in geometry.ends}
+        self.loops = is_long(geometry.p.epilogue)  # over pixels, also of whole tiles
+        self.whole = {} if self.loops else {end: self._whole(end) for end in geometry.ends}
         self.border = {end: self._border(end) for end in geometry.ends}
 
     def emit(self, f: Function, z: InCode, tile: Place, m: Pointer, k: Index, end: bool) -> None:
@@ -45,6 +46,9 @@ class Output:
         if p.epilogue.mask:
             args.append(place(f.frame.load_pointer(MASK), k, p.k, pixel))
         height, width = conv_h - top, conv_w - left
+        if self.loops:
+            f.call(self.border[end], *args, height.minimum(s.tile_h), width.minimum(s.tile_w))
+            return
         with f.either((height >= s.tile_h) & (width >= s.tile_w)) as (inside, border):
             with inside:
                 f.call(self.whole[end], *args)
