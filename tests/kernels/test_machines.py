@@ -25,8 +25,7 @@ modules = {}
 for algorithm, p, t in kernels(("neon",)):
     if algorithm.name not in modules:
         s = algorithm.default(p, t)
-        seen = algorithm.seen_by_kernel(p).compiled
-        modules[algorithm.name] = algorithm.kernel().make(seen, s, t.row, *algorithm.more)
+        modules[algorithm.name] = algorithm.request(p, t, s).module()
 modules["turn"] = turn.make(Problem(1, 3, 1, 1, 1, 1, 1), Schedule(), ISA["neon"])
 for name, module in modules.items():
     module.ir.triple = triple

@@ -149,6 +149,7 @@ def everywhere(name: str, value: Any) -> Callable[..., None]:
 
 
 masks_passes, masks_place = masks.passes, masks.place
+TASKS = direct._Direct._tasks
 
 
 def one_row_more(rows: tuple[Index, Index]) -> tuple[Index, Index]:
@@ -164,9 +165,17 @@ MUTATIONS = {
         changed(direct.Geometry, "row_pitch", lambda pitch: pitch - 1), "cpu_direct", ONE_SIDE),
     "rows of the input are too far apart": Mutation(
         changed(direct.Geometry, "row_pitch", lambda pitch: pitch + 1), "cpu_direct", BARE),
-    "pieces of an axis begin too late": Mutation(
-        replaced(tiling.Partition, "start", lambda self, piece: piece * self.big), "cpu_direct",
-        "n2c5h9w25k21r3s3p1_f32_forward", {"tile_h": 1, "tile_w": 4, "vectors": 1}),
+    "the last piece of an axis is not moved back": Mutation(
+        replaced(direct, "emit_pieces", lambda f, sizes, counts, first, last:
+                 tiling.emit_pieces(f, sizes, counts, first, last + 99)), "cpu_direct",
+        "n2c5h9w13k21r3s3p1_f32_forward", {"tile_h": 1, "tile_w": 14, "vectors": 1}),
+    "the last row of tiles is not moved up": Mutation(
+        replaced(direct._Direct, "_row", lambda self, z, tile: tile * self.s.tile_h), "cpu_direct",
+        PADDED, {"tile_h": 2, "tile_w": 7, "vectors": 1}),
+    "a piece too few": Mutation(
+        changed(direct.Geometry, "last_pieces", lambda pieces: (
+            *(n - (i == pieces.index(max(pieces))) for i, n in enumerate(pieces)),)),
+        "cpu_direct", PADDED, {"tile_h": 1, "tile_w": 4, "vectors": 1}),
     "a dilated walk goes astray": Mutation(
         changed(direct.Geometry, "walk", skewed_walk), "cpu_direct", DILATED),
     "the last channels count as a whole block": Mutation(
@@ -186,7 +195,8 @@ MUTATIONS = {
     "threads share their scratch": Mutation(same_worker, "cpu_direct", PADDED,
                                             judge=check_own_scratch),
     "the last task is left out": Mutation(
-        changed(direct.Geometry, "tasks", lambda tasks: tasks - 1), "cpu_direct", PADDED),
+        replaced(direct._Direct, "_tasks", lambda self, f, frame: TASKS(self, f, frame) - 1),
+        "cpu_direct", PADDED),
     "inputs lose their low bits": Mutation(
         changed(Pointer, "broadcast", seven_bits), "cpu_direct", BARE),
     "tails are loaded as whole vectors": Mutation(whole_vectors("load"), "cpu_pointwise",

@@ -48,7 +48,7 @@ def name_of(algorithm: Algorithm, p: Problem, t: Target) -> str:
 
 
 def hash_of(algorithm: Any, p: Problem, t: Target, s: Schedule) -> str:
-    module = algorithm.kernel().make(algorithm.seen_by_kernel(p), s, t.row, *algorithm.more)
+    module = algorithm.request(p, t, s).module()
     return hashlib.sha256(str(module.ir).encode()).hexdigest()[:16]
 
 
