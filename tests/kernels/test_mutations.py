@@ -275,8 +275,9 @@ MUTATIONS = {
         everywhere("place", lambda mask, k, channels, pixel=0: masks_place(
             mask, k, channels, pixel + 1)), "cpu_winograd", MASKED, judge=check_masks),
     "a filter too many is gathered": Mutation(
-        replaced(Pointer, "gather", lambda source, stride, count, gather=Pointer.gather: gather(
-            source, stride, source.f.isa.lanes)), "cpu_winograd", PADDED, judge=check_weight),
+        replaced(Pointer, "gather_at", lambda source, offsets, gather=Pointer.gather_at: gather(
+            source, [*offsets[:-1], offsets[-1] + 4096])), "cpu_winograd", PADDED,
+        judge=check_weight),
     "taps of a weight are transposed": Mutation(
         replaced(winograd_prepare, "transform", lambda f, down, across, load, *others:
                  transform(f, down, across, lambda i, j: load(j, i), *others)), "cpu_winograd",
