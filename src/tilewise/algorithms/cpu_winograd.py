@@ -23,6 +23,7 @@ ORDERS = ("channels", "positions", "shared")
 SAFE = 2.3  # with the power below, fitted: admits F(4x4, 3x3), measured at 2.2 of torch's error
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 NEAR = 40.0  # and from the second
+MET = 3  # sizes of tiles that are compared in full
 
 
 class CpuWinograd(CpuAlgorithm):
@@ -206,7 +207,14 @@ def chosen(p: Problem, t: Target, likely: Callable[..., list[Schedule]],
            cost: Callable[[Target, Schedule], float]) -> Schedule:
     """The cheapest of a few by the cost model; the tile, and so the bits, for any threads."""
     common = t.with_(threads=2)
-    best = min((s for size in tile_sizes(p) for s in likely(p, common, *size, (2,))),
+
+    def outline(size: tuple[int, int]) -> float:
+        """By two schedules that differ most."""
+        few = likely(p, common, *size, (2,))
+        return min(cost(common, few[0]), cost(common, few[-1]))
+
+    sizes = sorted(tile_sizes(p), key=outline)[:MET]
+    best = min((s for size in sizes for s in likely(p, common, *size, (2,))),
                key=lambda s: cost(common, s))
     return min(likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4)), key=lambda s: cost(t, s))
 

@@ -129,9 +129,18 @@ class Problem:
     epilogue: Epilogue = field(default_factory=Epilogue)
 
     def __post_init__(self) -> None:
-        complaints = list(self._complaints())
-        if complaints:
-            raise InvalidProblem("; ".join(complaints))
+        if not self._is_plain():
+            complaints = list(self._complaints())
+            if complaints:
+                raise InvalidProblem("; ".join(complaints))
+
+    def _is_plain(self) -> bool:
+        """Whether there is nothing to complain about, at a glance: a new size makes many."""
+        return (min(self.c, self.h, self.w, self.k, self.r, self.s, self.groups, *self.stride,
+                    *self.dilation) > 0 and self.n >= 0 and min(self.padding) >= 0
+                and self.c % self.groups == self.k % self.groups == 0 and self.dtype == "f32"
+                and self.layout in LAYOUTS and self.direction in DIRECTIONS
+                and not self.epilogue.mask and min(self.out_h, self.out_w) > 0)
 
     def _complaints(self) -> Iterator[str]:
         for name in ("c", "h", "w", "k", "r", "s", "groups"):
