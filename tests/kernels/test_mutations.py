@@ -173,7 +173,7 @@ MUTATIONS = {
         replaced(direct._Direct, "_row", lambda self, z, tile: tile * self.s.tile_h), "cpu_direct",
         PADDED, {"tile_h": 2, "tile_w": 7, "vectors": 1}),
     "a piece too few": Mutation(
-        changed(direct.Geometry, "last_pieces", lambda pieces: (
+        changed(direct.Geometry, "pieces", lambda pieces: (
             *(n - (i == pieces.index(max(pieces))) for i, n in enumerate(pieces)),)),
         "cpu_direct", PADDED, {"tile_h": 1, "tile_w": 4, "vectors": 1}),
     "a dilated walk goes astray": Mutation(

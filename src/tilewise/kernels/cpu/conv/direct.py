@@ -7,18 +7,14 @@ to be padded), then multiplies it with one block of output channels after the ot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
-from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Epilogue, Problem
 from ....core.schedule import Schedule
 from ..between.epilogue import finish, is_long
 from ..between.pooling import emit_pool
 from ..emit import Function, Index, Module, Pointer, Vector
-from ..emit.elements import FLOAT32
-from ..emit.microkernel import LINE, Walk, multiply
+from ..emit.microkernel import LINE, multiply
 from ..emit.sizes import InCode
 from ..emit.threads import (
     BATCH,
@@ -32,171 +28,10 @@ from ..emit.threads import (
     emit_entry,
     emit_region,
 )
-from ..emit.tiling import ceil_div, emit_copy, emit_pieces, emit_zero
-from .geometry import BlocksOfK
+from ..emit.tiling import emit_copy, emit_pieces, emit_zero
+from .direct_geometry import CHUNK, FREE, SIZES, Geometry
 
-CHUNK = 16  # steps between two times that weights are fetched
-SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_tiles", "row_blocks",
-         "col_blocks", "row_pitch", "pack_floats", "partial_floats", "lines_ahead", "pool_rows",
-         "pool_tasks", "pieces_0", "pieces_1", "pieces_2", "pieces_3", "block_rows", "block_cols",
-         "block_w", "k_parts")
-FREE = ("block_rows", "block_cols", "k_parts")  # tunables that are sizes as well
-
-
-class Geometry(BlocksOfK):
-    """Every size of a direct convolution."""
-
-    # sizes that a kernel finds in its frame
-
-    @cached_property
-    def row_tiles(self) -> int:
-        return ceil_div(self.p.conv_h, self.s.tile_h)
-
-    @cached_property
-    def row_blocks(self) -> int:
-        return ceil_div(self.row_tiles, self.s.block_rows)
-
-    @cached_property
-    def col_blocks(self) -> int:
-        return ceil_div(self.p.conv_w, self.block_w)
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of tiles of a block."""
-        return int(self.s.block_rows)
-
-    @property
-    def block_cols(self) -> int:
-        return int(self.s.block_cols)
-
-    @cached_property
-    def block_w(self) -> int:
-        """Columns of a block that is not the last."""
-        return self.s.block_cols * self.s.tile_w
-
-    @property
-    def k_parts(self) -> int:
-        """Shares of the output channels."""
-        return int(self.s.k_parts)
-
-    @cached_property
-    def last_pieces(self) -> tuple[int, ...]:
-        """Register tiles of each width in the last block of columns."""
-        start = min((self.col_blocks - 1) * self.block_w, max(0, self.p.conv_w - self.s.tile_w))
-        found = counts(self.p.conv_w - start, self.s.tile_w, self.s.vectors * self.s.tile_h)
-        return found + (0,) * (4 - len(found))
-
-    @property
-    def pieces_0(self) -> int:
-        return self.last_pieces[0]
-
-    @property
-    def pieces_1(self) -> int:
-        return self.last_pieces[1]
-
-    @property
-    def pieces_2(self) -> int:
-        return self.last_pieces[2]
-
-    @property
-    def pieces_3(self) -> int:
-        return self.last_pieces[3]
-
-    @cached_property
-    def row_pitch(self) -> int:
-        """Floats from one input row to the next, as the micro-kernel sees them."""
-        if not self.packed:
-            return self.p.w * self.p.c
-        width = min(self.p.conv_w, self.block_w)
-        return ((width - 1) * self.p.stride[1] + self.p.span_w) * self.slice_c
-
-    @cached_property
-    def pack_floats(self) -> int:
-        """Scratch of one worker."""
-        if not self.packed:
-            return 0
-        height = min(self.p.conv_h, self.s.block_rows * self.s.tile_h)
-        floats = ((height - 1) * self.p.stride[0] + self.p.span_h) * self.row_pitch
-        return ceil_div(floats, 16) * 16  # workers do not share a cache line
-
-    @cached_property
-    def partial_floats(self) -> int:
-        """Scratch of one image whose sums are still to be added up, or pooled."""
-        if self.s.split == self.p.epilogue.pool == 1:
-            return 0
-        return self.p.conv_h * self.p.conv_w * self.p.k * int(self.s.split)
-
-    @cached_property
-    def lines_ahead(self) -> int:
-        """Cache lines of the next block's weights to fetch in a chunk of steps.
-
-        With few pixels, weights are hardly used before the next are needed; with many, fetching
-        them takes longer than waiting for them.
-        """
-        tiles = min(self.row_tiles, self.s.block_rows) * min(
-            ceil_div(self.p.conv_w, self.s.tile_w), self.s.block_cols)
-        needed = CHUNK * self.s.vectors * self.lanes
-        if not self.fetches or 2 * needed < LINE * tiles:
-            return 0
-        return ceil_div(needed, LINE * tiles)
-
-    # what the weight and the schedule fix
-
-    @cached_property
-    def widths(self) -> tuple[int, ...]:
-        """Columns of register tiles."""
-        return piece_sizes(self.s.tile_w)
-
-    @cached_property
-    def slice_c(self) -> int:
-        """Input channels one task reduces over."""
-        return self.p.group_c // self.s.split
-
-    @cached_property
-    def packed(self) -> bool:
-        return self.p.is_padded or self.p.groups > 1 or self.s.split > 1
-
-    @cached_property
-    def fetches(self) -> bool:
-        """Whether code asks for the weights of the next block, if there are few pixels."""
-        steps = self.p.s * self.slice_c
-        return (self.k_blocks > 1 and self.p.dilation[1] == 1 and steps % CHUNK == 0
-                and steps > CHUNK)
-
-    @cached_property
-    def depth(self) -> int:
-        """Products in one partial sum."""
-        return self.p.r * self.p.s * self.slice_c
-
-    @cached_property
-    def panel_floats(self) -> int:
-        """Weights of one (group, slice)."""
-        return self.depth * self.k_vectors * self.lanes
-
-    def walk(self, vectors: int, row_pitch: Any) -> Walk:
-        """The reduction, against a panel that is `vectors` wide."""
-        down = (self.p.r, row_pitch * self.p.dilation[0])
-        width = vectors * self.lanes
-        if self.p.dilation[1] == 1:  # neighbouring taps are neighbours in memory
-            steps = self.p.s * self.slice_c
-            if self.fetches:
-                return Walk.packed(width, down, (steps // CHUNK, CHUNK), (CHUNK, 1))
-            return Walk.packed(width, down, (steps, 1))
-        across = (self.p.s, self.p.dilation[1] * self.slice_c)
-        return Walk.packed(width, down, across, (self.slice_c, 1))
-
-    def scratch_bytes(self, threads: int) -> int:
-        return FLOAT32.bytes * (self.p.n * self.partial_floats + threads * self.pack_floats)
-
-    def pack_weight(self, weight: Any) -> Any:
-        """(K, C, R, S) to [group][slice][block of K][r][s][c][lane]."""
-        import torch
-
-        p = self.p
-        w = weight.reshape(p.groups, p.group_k, self.s.split, self.slice_c, p.r, p.s)
-        w = w.permute(0, 2, 4, 5, 3, 1).reshape(p.groups * self.s.split, self.depth, p.group_k)
-        blocks, rest = self.in_blocks(w)
-        return torch.cat([blocks.flatten(1), rest.flatten(1)], 1).contiguous()
+__all__ = ["FREE", "SIZES", "Geometry", "make"]
 
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
