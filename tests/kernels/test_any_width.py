@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from support import harness
+from support.cases import ROWS
 
 from tilewise.algorithms import ALGORITHMS
-from tilewise.core import Problem, Target
+from tilewise.core import Problem, Schedule, Target
+from tilewise.kernels.cpu.conv.direct import Geometry
 from tilewise.kernels.cpu.emit import jit, launch
 
 GENERATED = {a.name: a for a in ALGORITHMS}
@@ -21,6 +23,12 @@ SIZES = {  # of images, by algorithm and the rest of the problem
     ("cpu_pixels", "n1c5h{h}w{w}k7r3s3p0x20-18_f32_forward"): (3, 20),
     ("cpu_pixels", "n1c3h{h}w{w}k8r3s3p1_f32_forward"): (1, 15, 16, 17),
     ("cpu_pixels", "n1c3h{h}w{w}k7r3s3p1_f32_nchw_forward+bias+residual"): range(1, 72, 7),
+    ("cpu_direct", "n1c5h{h}w{w}k21r3s3p1_f32_forward+bias+residual+relu"): range(1, 72, 3),
+    ("cpu_direct", "n1c5h{h}w{w}k37r3s3u2p1_f32_forward+bias+silu"): range(1, 72, 5),
+    ("cpu_direct", "n1c6h{h}w{w}k21r3s3p1d2g3_f32_forward"): range(3, 72, 9),
+    ("cpu_direct", "n1c5h{h}w{w}k21r3s3p1_f32_forward+bias+relu+pool2"): range(2, 72, 9),
+    ("cpu_pointwise", "n1c5h{h}w{w}k21r1s1_f32_forward+bias+prelu"): range(1, 30, 3),
+    ("cpu_pointwise", "n1c5h{h}w{w}k21r1s1u2_f32_forward"): range(1, 72, 7),
 }
 
 
@@ -33,9 +41,27 @@ def test_one_kernel_serves_every_size(name: str, line: str, tmp_path: object,
     for w in SIZES[name, line]:
         p = Problem.parse(line.format(h=3 + w % 4, w=w))
         s = s or algorithm.default(p.with_(w=70), HOST)
+        s = s.with_(tile_h=1) if name == "cpu_direct" else s  # the lowest image has one row
         assert s in algorithm.space(p, HOST)
         harness.check(algorithm, p, HOST, s, w)
     assert jit.compiled == before + 1
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_rest_of_a_row_is_reached(row: str) -> None:
+    """Images from one pixel to 70x70 by one code: all sizes of tiles, moved back and not."""
+    algorithm, t, used, moved = GENERATED["cpu_direct"], Target.host(row, 2), set(), set()
+    s = Schedule(tile_h=1, tile_w=8, vectors=1, unroll=2, block_rows=2, block_cols=2, split=1,
+                 k_parts=1, streaming=False)
+    for w in (*range(1, 34), 47, 70):
+        p = Problem.parse(f"n1c3h{1 + w % 3 if w < 70 else 70}w{w}k9r3s3p1_f32_forward+bias")
+        harness.check(algorithm, p, t, s, w)
+        g = Geometry(p, s, t.lanes)
+        used |= {size for size, count in zip(g.widths, g.pieces, strict=True) if count}
+        covered = sum(size * count for size, count in zip(g.widths, g.pieces, strict=True))
+        moved.add(covered - (p.conv_w - min((g.col_blocks - 1) * g.block_w, max(0, w - 8))))
+    assert used == {8, 4, 2, 1}
+    assert moved == set(range(8))  # columns that are computed twice
 
 
 def _run(p: Problem, weight: torch.Tensor, tile_w: int) -> torch.Tensor:
