@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..conv.calls import Call, problem_of
 from ..conv.linear import Linear
@@ -23,6 +23,7 @@ from ..kernels.cpu.emit.workers import AHEAD
 from .capture import Capture, Names
 from .effects import torch_module
 from .nn import Block
+from .tracer import is_hooked
 
 
 def look(capture: Capture, tensors: Iterable[Tensor]) -> int:
@@ -35,8 +36,8 @@ def look(capture: Capture, tensors: Iterable[Tensor]) -> int:
     if torch.is_grad_enabled() or not all(x.is_cpu for x in tensors):
         return 0
     found: dict[str, Any] = {}
-    steps = {name: _looking(step, found) for name, step in capture.steps.items()}
     with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
+        steps = {name: _looking(step, found) for name, step in capture.steps.items()}
         capture.run(_Names(steps, capture.tensors), map(torch.empty_like, tensors))
     return AHEAD.ask(list(found.values()))
 
@@ -58,7 +59,8 @@ def _looking(step: Any, found: dict[str, Any]) -> Any:
         return lambda x, residual=None, slope=None: _of_block(step, found, x, residual, slope)
     if isinstance(step, Linear):
         return lambda x, slope=None: x.new_empty((*x.shape[:-1], step._parts[0].out_features))
-    if torch_module(step) is not None and not step.training:
+    if isinstance(step, nn.Module) and torch_module(step) is not None and not (
+            step.training or is_hooked(step)):
         return step
 
     def stop(*_: Any, **__: Any) -> None:
