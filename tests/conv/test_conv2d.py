@@ -184,7 +184,7 @@ def test_other_types_go_to_torch(dtype: torch.dtype, layout: torch.memory_format
                        F.relu(expected + x))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS.keys() - {"prelu"}))
 @pytest.mark.parametrize("layout", [PLANES, LAST])
 def test_activations(activation: str, layout: torch.memory_format) -> None:
     x, weight = draw(2, 8, 12, 12).contiguous(memory_format=layout), draw(8, 8, 3, 3)

@@ -11,6 +11,8 @@ from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Problem, Schedule, Target
 from tilewise.kernels.cpu.conv.direct import Geometry
 from tilewise.kernels.cpu.emit import jit, launch
+from tilewise.planner.planner import _plan
+from tilewise.runtime.executable import Executable
 
 GENERATED = {a.name: a for a in ALGORITHMS}
 HOST = Target.host(threads=2)
@@ -90,3 +92,16 @@ def test_a_tap_outside_the_image_adds_nothing(w: int, tap: int) -> None:
     border = y[..., 0 if tap == 0 else w - 1]
     assert torch.equal(border, torch.zeros_like(border))
     assert not y[..., 1:w - 1].isfinite().any()
+
+
+def test_threads_that_share_pixels_agree_on_them() -> None:
+    """Tiles of two tasks overlap where one is moved back; nobody sees a sum that waits."""
+    p = Problem.parse("n1c4h5w11k16r3s3p1_f32_forward+bias+silu")
+    algorithm, o = GENERATED["cpu_direct"], harness.operands(p, "floats", seed=0)
+    s = Schedule(tile_h=2, tile_w=7, vectors=1, unroll=1, block_rows=1, block_cols=1, split=1,
+                 k_parts=1, streaming=False)
+    plan = _plan(algorithm, p, HOST, p, s)
+    run, weight = Executable(plan, algorithm), algorithm.prepare(p, HOST, s, o.weight)
+    x = o.x.contiguous(memory_format=torch.channels_last)
+    first = run(x, weight, o.bias, None)
+    assert all(torch.equal(run(x, weight, o.bias, None), first) for _ in range(3000))

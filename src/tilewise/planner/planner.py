@@ -113,6 +113,8 @@ class Planner:
         """
         layer, common = (p.code, t, max_error, bits), t.with_(threads=2)
         best = _plans(self._ranked(p, t, max_error, bits, brief=True), p, t)[0]
+        if not isinstance(p, Problem):  # filters: small code, and few shapes of it
+            return best.algorithm, best.schedule
         held = best.held
         known = [self._adapted(code, p, t) for code in self._codes.get(layer) or ()]
         least = self._seconds((best.algorithm, best.schedule), p, common, held)

@@ -112,22 +112,25 @@ class _Direct:
 
     def _store_row(self, f: Function, row: list[list[Vector]], y: Pointer, residual: Pointer,
                    channels: int) -> None:
-        """A row of pixels; where the epilogue is long, sums wait in their places for a loop."""
+        """A row of pixels; where the epilogue is long, sums wait on the stack for a loop.
+
+        Not in their places: a tile that is moved back shares those with another thread.
+        """
         if not is_long(self.tail.epilogue):
             for j, pixel in enumerate(row):
                 self._store(f, pixel, y, residual, j * self.p.k, channels)
             return
         k, lanes = self.p.k, self.g.lanes
-        places = [(v * lanes, min(lanes, channels - v * lanes)) for v in range(len(row[0]))]
-        for j, pixel in enumerate(row):
-            for value, (at, count) in zip(pixel, places, strict=True):
-                y.store(value, j * k + at, count=count)
-        side = next(n for n in (4, 2, 1) if (len(row) % n == 0 and n * len(places) <= 4) or n == 1)
+        vectors = len(row[0])
+        waiting = f.words(len(row) * vectors * lanes // 2)
+        for i, value in enumerate(value for pixel in row for value in pixel):
+            waiting.store(value, i * lanes)
+        side = next(n for n in (4, 2, 1) if n == 1 or (len(row) % n == 0 and n * vectors <= 4))
         with f.loop(len(row), step=side) as first:
             for j in range(side):  # so many as hide each other's latency
-                here, beside = y + (first.i + j) * k, residual + (first.i + j) * k
-                sums = [here.load(at, count=count) for at, count in places]
-                self._store(f, sums, here, beside, 0, channels)
+                at = first.i + j
+                sums = [(waiting + at * (vectors * lanes)).load(v * lanes) for v in range(vectors)]
+                self._store(f, sums, y + at * k, residual + at * k, 0, channels)
 
     def _store(self, f: Function, row: list[Vector], y: Pointer, residual: Pointer, at: int,
                channels: int) -> None:
