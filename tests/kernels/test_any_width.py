@@ -96,7 +96,7 @@ def test_a_tap_outside_the_image_adds_nothing(w: int, tap: int) -> None:
 
 def test_threads_that_share_pixels_agree_on_them() -> None:
     """Tiles of two tasks overlap where one is moved back; nobody sees a sum that waits."""
-    p = Problem.parse("n1c4h5w11k16r3s3p1_f32_forward+bias+silu")
+    p = Problem.parse("n32c4h3w7k16r3s3p1_f32_forward+bias+silu")
     algorithm, o = GENERATED["cpu_direct"], harness.operands(p, "floats", seed=0)
     s = Schedule(tile_h=2, tile_w=7, vectors=1, unroll=1, block_rows=1, block_cols=1, split=1,
                  k_parts=1, streaming=False)

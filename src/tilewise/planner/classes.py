@@ -30,8 +30,10 @@ def representative(p: Problem) -> Problem:
     Gradients of weights are planned for their own size, as their code is; so are linear layers,
     whose rows decide, and filters.
     """
-    if not isinstance(p, Problem) or p.is_linear or p.direction == "backward_weight":
+    if not isinstance(p, Problem) or p.direction == "backward_weight":
         return p.with_(n=bucket(p))
+    if p.is_linear:
+        return p
     found = _square(p, side(p.conv_h * p.conv_w))
     return found if found is not None else p.with_(n=bucket(p))
 
