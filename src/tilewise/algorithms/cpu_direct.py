@@ -18,6 +18,7 @@ TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
 ROWS = (1, 2, 4, 7, 8, 14, 16, 28)
 MET = 4  # tiles with the fewest cycles whose costs are compared
+ROWS_APART = 1.05  # times as long as a tile of one row that has as many pixels
 GATHER = 8.0  # cycles to find the channels of a group in a pixel
 
 
@@ -127,8 +128,9 @@ def row_cycles(t: Target, width: int, tile: tuple[int, int, int], steps: int) ->
     """All register tiles of a row of tiles, each against one block of output channels."""
     tile_h, tile_w, vectors = tile
     pieces = zip(piece_sizes(tile_w), counts(width, tile_w, vectors * tile_h), strict=True)
-    return sum(count * tile_cycles(t, tile_h * size, vectors, steps)
-               for size, count in pieces if count)
+    apart = 1.0 if tile_h == 1 else ROWS_APART
+    return apart * sum(count * tile_cycles(t, tile_h * size, vectors, steps)
+                       for size, count in pieces if count)
 
 
 def _cost(p: Problem, t: Target, s: Any) -> float:
