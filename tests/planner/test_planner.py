@@ -25,7 +25,7 @@ from tilewise.core import (
 )
 from tilewise.planner import Planner
 from tilewise.planner.measure import interleaved
-from tilewise.planner.planner import NEW
+from tilewise.planner.planner import NEAR, SOON
 from tilewise.runtime.engine import random_operands
 
 HOST = Target.host(threads=2)
@@ -310,7 +310,7 @@ def test_code_that_a_layer_has_is_preferred_if_it_is_nearly_as_good():
             like = p.with_(h=h, w=h)
             plan = planner.plan(like, HOST)
             best = Planner(ALGORITHMS).plan(like, HOST)
-            assert plan.seconds <= max(NEW[0] * best.seconds, best.seconds + NEW[1]) * 1.001, plan
+            assert plan.seconds <= max(NEAR * best.seconds, best.seconds + SOON) * 1.001, plan
             inner = plan.inner, plan.target, plan.schedule
             used[planner.algorithm(plan.algorithm).request(*inner).key] = plan
         assert len(used) <= 6, p

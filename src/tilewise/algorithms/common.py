@@ -45,11 +45,6 @@ class CpuAlgorithm(Algorithm):
         """The same for all kernels that a first call needs: the weight may have one of its own."""
         return [self.request(p, t, s)]
 
-    def is_compiled(self, p: Problem, t: Target, s: Schedule) -> bool:
-        from ..kernels.cpu.emit.launch import is_compiled
-
-        return is_compiled(self.request(p, t, s))
-
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         from ..kernels.cpu.emit.launch import launch_of
 

@@ -90,10 +90,6 @@ class Algorithm:
         """
         return p.weight, s
 
-    def is_compiled(self, p: Problem, t: Target, s: Schedule) -> bool:
-        """Whether `build` has nothing to compile: the code is in the process or on disk."""
-        return True
-
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
         """All that a first call has to compile, for processes that do it ahead of need."""
         return []

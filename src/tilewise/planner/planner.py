@@ -21,9 +21,9 @@ from .wisdom import Wisdom
 
 ROUNDS = 7  # in which candidates take turns
 CLOSE = 1.15  # those that take at most this much longer than the fastest meet again
-# code that a layer has already is taken if it costs at most so many times as long, or so many
-# seconds more: where the best would have to be compiled, and where it would not
-NEW, OLD = (1.2, 3e-5), (1.05, 5e-6)
+# code that a layer has already is taken if it takes at most so many times as long as the best, or
+# so many seconds more: other code would have to be compiled, and needs the weight in another form
+NEAR, SOON = 1.25, 4e-5
 Code = tuple[str, Schedule]  # an algorithm and its schedule
 Start = Callable[[Plan], Callable[[], object]]  # makes a plan ready to be timed
 
@@ -118,9 +118,8 @@ class Planner:
         held = best.held
         known = [self._adapted(code, p, t) for code in self._codes.get(layer) or ()]
         least = self._seconds((best.algorithm, best.schedule), p, common, held)
-        times, more = OLD if self._is_compiled(best) else NEW
         costs = {code: self._seconds(code, p, common, held) for code in known}
-        near = [code for code in known if costs[code] <= max(times * least, least + more)]
+        near = [code for code in known if costs[code] <= max(NEAR * least, least + SOON)]
         code = min(near, key=costs.__getitem__) if near else (best.algorithm, best.schedule)
         self._codes.put(layer, tuple(dict.fromkeys((*known, code))))
         return code
@@ -134,9 +133,6 @@ class Planner:
     def _seconds(self, code: Code, p: Problem, t: Target, held: bool) -> float:
         plan = self._with_code(code, p, t, held)
         return float("inf") if plan is None else plan.seconds
-
-    def _is_compiled(self, plan: Plan) -> bool:
-        return self.algorithm(plan.algorithm).is_compiled(plan.inner, plan.target, plan.schedule)
 
     def _with_code(self, code: Code, p: Problem, t: Target, held: bool) -> Plan | None:
         """A plan of a problem with such code, if that is legal."""
