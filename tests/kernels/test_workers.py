@@ -41,7 +41,7 @@ def test_a_request_survives_the_journey() -> None:
 
 def test_workers_compile_what_this_process_then_takes(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TILEWISE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(workers, "cores", lambda: 2)
     ahead, asked = workers.Ahead(), requests()
     assert ahead.ask(asked) == 1
     last = ahead
@@ -55,13 +55,42 @@ def test_workers_compile_what_this_process_then_takes(monkeypatch, tmp_path) -> 
 
 
 def test_one_core_has_no_workers(monkeypatch) -> None:
-    monkeypatch.setattr(workers.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(workers, "cores", lambda: 1)
     assert workers.Ahead().ask(requests()) == 0
 
 
 def test_a_worker_that_dies_costs_nothing_but_time(monkeypatch) -> None:
-    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(workers, "cores", lambda: 2)
     monkeypatch.setattr(workers, "START", "raise SystemExit(3)")
     ahead, asked = workers.Ahead(), requests()
     ahead.ask(asked)
     assert [ahead.take(request) for request in asked] == [None] * len(asked)
+
+
+def test_what_is_begun_is_not_begun_again(monkeypatch) -> None:
+    """Two threads may look at the same graph; the first waits for the worker it knows."""
+    monkeypatch.setattr(workers, "cores", lambda: 2)
+    monkeypatch.setattr(workers, "PATIENCE", 5.0)
+    ahead, asked = workers.Ahead(), requests()
+    ahead.ask(asked)
+    while len(ahead._begun) < len(asked):
+        pass
+    first = ahead._begun.copy()
+    assert ahead.ask(asked) == 0
+    assert ahead._begun == first
+    assert all(ahead.take(request) for request in asked)
+
+
+def test_sources_that_changed_are_not_compiled(monkeypatch) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: 2)
+    monkeypatch.setattr(workers, "ORIGIN", "another version")
+    ahead, asked = workers.Ahead(), requests()
+    ahead.ask(asked)
+    assert [ahead.take(request) for request in asked] == [None] * len(asked)
+
+
+@pytest.mark.parametrize("executable", [None, "", "/opt/app/server"])
+def test_an_application_is_not_started_again(monkeypatch, executable) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: 8)
+    monkeypatch.setattr(workers.sys, "executable", executable)
+    assert workers.Ahead().ask(requests()) == 0

@@ -337,3 +337,36 @@ def test_no_answer_is_lost_to_shared_code():
                  for answers in (planner.candidates(p, HOST, **asked),
                                  planner._ranked(p, HOST, **asked))]
         assert kinds[0] == kinds[1], p
+
+
+def test_a_long_image_is_not_planned_as_a_square():
+    """One row of twenty thousand pixels: three quarters of a Winograd tile would be wasted."""
+    p = Problem.parse("n1c64h1w20000k64r3s3p1_f32_forward")
+    found = Planner(ALGORITHMS).plan(p, HOST, max_error=2e-5, bits=24)
+    exact = min(answer.plan.seconds for answer in
+                Planner(ALGORITHMS).candidates(p, HOST, 2e-5, 24) if answer.plan)
+    assert found.seconds <= NEAR * exact
+
+
+def test_sizes_share_a_prepared_weight_where_they_share_code():
+    """Blocks are chosen for a size; the form of the weight is not."""
+    planner, forms = Planner(ALGORITHMS), {}
+    for h in (14, 28, 56, 112, 224):
+        plan = planner.plan(Problem.parse(f"n1c64h{h}w{h}k128r3s3u2p1_f32_forward"), HOST)
+        algorithm = planner.algorithm(plan.algorithm)
+        what = plan.inner, plan.target, plan.schedule
+        forms.setdefault(algorithm.request(*what).key, set()).add(
+            str(algorithm.weight_of(plan.inner, plan.schedule)))
+    assert all(len(form) == 1 for form in forms.values())
+
+
+def test_numbers_of_threads_share_what_a_layer_has():
+    """And so the bits of a result, whatever sizes were met with one of them."""
+    for text in RESNET[1:]:
+        p, planner = Problem.parse(text), Planner(ALGORITHMS)
+        for h in (56, 10, 112, 20):
+            planner.plan(p.with_(h=h, w=h), HOST)
+        plans = [planner.plan(p.with_(h=20, w=20), HOST.with_(threads=threads))
+                 for threads in (1, 2, 16)]
+        assert len({(plan.algorithm, plan.schedule.get("tile_h"), plan.schedule.get("tile_w"))
+                    for plan in plans}) == 1, p

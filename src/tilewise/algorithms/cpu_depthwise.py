@@ -46,6 +46,9 @@ class CpuDepthwise(CpuAlgorithm):
         space = self.space(p, t)
         return min(space, key=lambda s: self.cost(p, wide, s))
 
+    def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
+        return p.weight, Schedule()
+
     def adapted(self, p: Problem, t: Target, s: Schedule) -> Schedule:
         wide = t.with_(threads=4)
         return min((s.with_(block_rows=rows) for rows in HEIGHTS),

@@ -51,6 +51,9 @@ class CpuPixels(CpuAlgorithm):
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p, t.with_(threads=1))
 
+    def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
+        return p.weight, Schedule(tile_k=s.tile_k)
+
     def adapted(self, p: Problem, t: Target, s: Schedule) -> Schedule:
         return s.with_(block_rows=_block_rows(p, t))
 

@@ -58,6 +58,9 @@ class CpuPointwise(CpuAlgorithm):
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p, t.with_(threads=1))
 
+    def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
+        return p.weight, Schedule(vectors=s.vectors, split=s.split)
+
     def adapted(self, p: Problem, t: Target, s: Schedule) -> Schedule:
         return _with_blocks(p, t, s)
 

@@ -9,6 +9,8 @@ from ..core.problem import Problem
 
 # sides of images in steps of about the root of two; those of 224 and 640 pixels, halved again and
 # again, are among them
+VERSION = "1"  # of the classes: wisdom about others is measured anew
+LONG = 4  # times as long as wide: not planned as a square
 SIDES = (1, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 320, 448, 640, 896, 1280,
          1792, 2560)
 
@@ -25,7 +27,8 @@ def bucket(p: Problem) -> int:
 
 
 def representative(p: Problem) -> Problem:
-    """The problem that is planned instead: the nearest square image, the next batch.
+    """The problem that is planned instead: the nearest square image, or the nearest sides of one
+    that is long, and the next batch.
 
     Gradients of weights are planned for their own size, as their code is; so are linear layers,
     whose rows decide, and filters.
@@ -34,16 +37,19 @@ def representative(p: Problem) -> Problem:
         return p.with_(n=bucket(p))
     if p.is_linear:
         return p
-    found = _square(p, side(p.conv_h * p.conv_w))
+    sides = [side(p.conv_h * p.conv_w)] * 2
+    if max(p.conv_h, p.conv_w) > LONG * min(p.conv_h, p.conv_w):
+        sides = [side(p.conv_h ** 2), side(p.conv_w ** 2)]
+    found = _with_outputs(p, *sides)
     return found if found is not None else p.with_(n=bucket(p))
 
 
-def _square(p: Problem, outputs: int) -> Problem | None:
-    """The same convolution with so many outputs each way, if there is one."""
+def _with_outputs(p: Problem, rows: int, columns: int) -> Problem | None:
+    """The same convolution with so many outputs, if there is one."""
     top, bottom, left, right = p.padding
-    h = (outputs - 1) * p.stride[0] + p.span_h - top - bottom
-    w = (outputs - 1) * p.stride[1] + p.span_w - left - right
-    if min(h, w) < 1 or outputs < p.epilogue.pool:
+    h = (rows - 1) * p.stride[0] + p.span_h - top - bottom
+    w = (columns - 1) * p.stride[1] + p.span_w - left - right
+    if min(h, w) < 1 or min(rows, columns) < p.epilogue.pool:
         return None
     return p.with_(n=bucket(p), h=h, w=w)
 

@@ -111,7 +111,8 @@ class Planner:
         A new image size then needs neither a compiler nor another form of the weight. It is
         weighed on two threads, whatever the number.
         """
-        layer, common = (p.code, t, max_error, bits), t.with_(threads=2)
+        common = t.with_(threads=2)
+        layer = p.code, common, max_error, bits
         best = _plans(self._ranked(p, t, max_error, bits, brief=True), p, t)[0]
         if not isinstance(p, Problem):  # filters: small code, and few shapes of it
             return best.algorithm, best.schedule

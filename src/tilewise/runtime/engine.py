@@ -17,6 +17,7 @@ from ..core.target import Target
 from ..kernels import precision
 from ..kernels.activations import joined
 from ..kernels.cpu.emit.jit import LLVM_VERSION
+from ..planner.classes import VERSION as CLASSES
 from ..planner.planner import Planner
 from ..planner.wisdom import Wisdom, default_path
 from .executable import Executable
@@ -35,7 +36,7 @@ class Engine:
     """Plans problems with the given algorithms and keeps what was built."""
 
     def __init__(self, algorithms: Sequence[Algorithm], limit: int = 1024) -> None:
-        versions = {"torch": torch.__version__, "llvm": LLVM_VERSION}
+        versions = {"torch": torch.__version__, "llvm": LLVM_VERSION, "classes": CLASSES}
         self.planner = Planner(algorithms, start=self.start, wisdom=Wisdom(versions))
         self.executables: Lru[Executable] = Lru(limit)  # by whatever key a caller has at hand
         self.observers: list[Callable[[Plan], None]] = []  # told of every plan that is run

@@ -122,7 +122,7 @@ class _Direct:
             return
         k, lanes = self.p.k, self.g.lanes
         vectors = len(row[0])
-        waiting = f.words(len(row) * vectors * lanes // 2)
+        waiting = f.words(-(-len(row) * vectors * lanes // 2))
         for i, value in enumerate(value for pixel in row for value in pixel):
             waiting.store(value, i * lanes)
         side = next(n for n in (4, 2, 1) if n == 1 or (len(row) % n == 0 and n * vectors <= 4))

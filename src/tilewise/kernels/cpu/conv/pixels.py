@@ -209,7 +209,7 @@ class _Pixels:
     def _store_some(self, f: Function, turned: list[Vector], count: int, place: _Place,
                     slope: Vector | None) -> None:
         """As many pixels of a turned tile as a short row has: a loop reads them from the stack."""
-        tile, lanes, width = f.words(len(turned) * self.g.lanes // 2), self.g.lanes, len(turned)
+        tile, lanes, width = f.words(-(-len(turned) * self.g.lanes // 2)), self.g.lanes, len(turned)
         for i, value in enumerate(turned):
             tile.store(value, i * lanes)
         with f.loop(place.pixels) as pixel:

@@ -42,9 +42,10 @@ compiled = 0  # kernels compiled (not loaded) for this process; tests read it
 def origin() -> str:
     """What code depends on besides its arguments: the generators and LLVM itself."""
     digest = hashlib.sha256(f"{llvmlite.__version__}|{LLVM_VERSION}".encode())
-    kernels = Path(__file__).parents[2]
-    for source in sorted(kernels.rglob("*.py")):
-        digest.update(source.read_bytes())
+    package = Path(__file__).parents[3]
+    for room in ("core", "kernels"):
+        for source in sorted((package / room).rglob("*.py")):
+            digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
@@ -84,7 +85,8 @@ def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str,
         with _lock:
             _bury()
             if image is not None:
-                return _kept(image, path, digest, names)
+                with suppress(RuntimeError):  # what cannot be linked is compiled here
+                    return _kept(image, path, digest, names)
             return _cached(path, digest, names) or _kept(
                 compile_object(make(isa)), path, digest, names)
 
@@ -113,10 +115,11 @@ def _cached(path: Path, digest: str, names: tuple[str, ...]) -> Code | None:
 def _kept(image: bytes, path: Path, digest: str, names: tuple[str, ...]) -> Code:
     """A new object, also for other processes."""
     global compiled
+    code = Code(_link(image, names), names)
     compiled += 1
     if origin() == ORIGIN:  # else the sources were edited after this process read them
         _write(path, digest, image)
-    return Code(_link(image, names), names)
+    return code
 
 
 def _bury() -> None:

@@ -5,23 +5,25 @@ It is started without torch, whose import takes longer than most models take to 
 
 from __future__ import annotations
 
-import sys
 from typing import BinaryIO
 
-from .jit import compile_object
+from .jit import ORIGIN, compile_object
 from .requests import Request
 
 
-def serve(requests: BinaryIO, objects: BinaryIO) -> None:
-    """Until the requests end; an object of length zero says that it could not be made."""
+def serve(requests: BinaryIO, objects: BinaryIO, origin: str) -> None:
+    """Until an empty line; an object of length zero says that it could not be made.
+
+    Nothing for a process of another `origin`: its sources were changed since it began.
+    """
+    if origin != ORIGIN:
+        return
     for line in requests:
+        if not line.strip():
+            return
         try:
             image = compile_object(Request.from_json(line.decode()).module())
         except Exception:  # the process that asked finds out itself
             image = b""
         objects.write(len(image).to_bytes(8, "little") + image)
         objects.flush()
-
-
-if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)

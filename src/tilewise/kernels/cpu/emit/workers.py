@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ....core.locks import fork_safe_lock
+from .jit import ORIGIN
 from .requests import Request
 
 MOST = 8  # processes
@@ -28,7 +29,7 @@ package = types.ModuleType("tilewise")
 package.__path__ = [{root!r}]
 sys.modules["tilewise"] = package
 from tilewise.kernels.cpu.emit.worker import serve
-serve(sys.stdin.buffer, sys.stdout.buffer)
+serve(sys.stdin.buffer, sys.stdout.buffer, {origin!r})
 """
 
 
@@ -49,14 +50,16 @@ class Ahead:
 
     def ask(self, requests: Sequence[Request]) -> int:
         """Start on these, if they are worth it; returns by how many processes."""
-        wanted = {_name(request): request for request in requests if request.can_travel}
-        workers = min(MOST, (os.cpu_count() or 1) - 1, len(wanted) // WORTH)
-        if workers < 1:
-            return 0
         with self._lock:
+            wanted = {name: request for request in requests for name in [_name(request)]
+                      if request.can_travel and name not in self._begun}
+            workers = min(MOST, cores() - 1, len(wanted) // WORTH) if _can_start() else 0
+            if workers < 1:
+                return 0
             self._waiting.update(wanted)
-        for _ in range(workers):
-            threading.Thread(target=self._drive, daemon=True).start()
+        with suppress(RuntimeError):  # no more threads to be had: what waits is compiled here
+            for _ in range(workers):
+                threading.Thread(target=self._drive, daemon=True).start()
         return workers
 
     def take(self, request: Request) -> bytes | None:
@@ -72,34 +75,57 @@ class Ahead:
             self._begun.pop(name, None)
             return self._made.pop(name, None)
 
-    def _next(self) -> tuple[tuple[str, str], Request] | None:
+    def _next(self) -> tuple[tuple[str, str], Request, threading.Event] | None:
         """What is needed last comes first."""
         with self._lock:
             if not self._waiting:
                 return None
             name, request = self._waiting.popitem()
-            self._begun[name] = threading.Event()
-            return name, request
+            begun = self._begun[name] = threading.Event()
+            return name, request, begun
 
     def _drive(self) -> None:
         """One process, from its first kernel to its last."""
         try:
             process = _start()
-        except OSError:
+        except (OSError, ValueError):
             return
         while (found := self._next()) is not None:
-            name, request = found
+            name, request, begun = found
             try:
                 image = _ask(process, request)
                 if image:
                     with self._lock:
                         self._made[name] = image
             finally:
-                event = self._begun.get(name)
-                if event is not None:
-                    event.set()
-        with suppress(OSError):
-            process.communicate(timeout=PATIENCE)
+                begun.set()
+        _end(process)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _can_start() -> bool:
+    """Whether there is a Python to start: an application may be its own interpreter."""
+    name = Path(sys.executable or "").name.lower()
+    return not getattr(sys, "frozen", False) and ("python" in name or "pypy" in name)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """An empty line ends a worker: a forked child may hold its input open."""
+    with suppress(OSError, ValueError):
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.close()
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _name(request: Request) -> tuple[str, str]:
@@ -108,7 +134,7 @@ def _name(request: Request) -> tuple[str, str]:
 
 def _start() -> subprocess.Popen[bytes]:
     root = str(Path(__file__).parents[3])
-    code = START.format(path=[part for part in sys.path if part], root=root)
+    code = START.format(path=[part for part in sys.path if part], root=root, origin=ORIGIN)
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
