@@ -362,3 +362,15 @@ def test_errors_are_also_of_their_usual_kind(error: Exception, kind: type) -> No
 
 def test_a_missing_key_prints_without_quotes() -> None:
     assert str(UnknownAlgorithm("algorithm is 'x', needs one of y")).startswith("algorithm is")
+
+
+def test_code_is_named_by_all_that_it_depends_on():
+    """Two kernels under one name would be one kernel."""
+    p = Problem.parse("n1c8h9w9k8r3s3p1_f32_forward+bias")
+    others = [{"c": 4}, {"k": 4}, {"r": 2}, {"s": 2}, {"stride": (2, 1)}, {"stride": (1, 2)},
+              {"dilation": (2, 1)}, {"dilation": (1, 2)}, {"groups": 2}, {"padding": (0, 0, 0, 0)},
+              {"layout": "nchw"}, {"direction": "backward_data"},
+              {"epilogue": Epilogue(bias=True, residual=True)}, {"epilogue": Epilogue()}]
+    names = [p.code, *(p.with_(**change).code for change in others)]
+    assert len(set(names)) == len(names)
+    assert p.with_(n=3, h=5, w=70, padding=(0, 2, 1, 0)).code == p.code

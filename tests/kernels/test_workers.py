@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -17,6 +19,14 @@ from tilewise.kernels.cpu.emit.requests import Request
 HOST = Target.host(threads=2)
 PROBLEMS = [Problem.parse(f"n1c{c}h9w9k16r3s3p1_f32_forward+bias+relu") for c in (8, 12, 20, 24)]
 DIRECT = next(a for a in ALGORITHMS if a.name == "cpu_direct")
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    """Not for ever: a worker that cannot start must fail a test, not stop it."""
+    end = monotonic() + 60
+    while not happened():
+        assert monotonic() < end
+        sleep(0.01)
 
 
 def requests() -> list[Request]:
@@ -44,9 +54,7 @@ def test_workers_compile_what_this_process_then_takes(monkeypatch, tmp_path) -> 
     monkeypatch.setattr(workers, "cores", lambda: 2)
     ahead, asked = workers.Ahead(), requests()
     assert ahead.ask(asked) == 1
-    last = ahead
-    while last._waiting:  # until the worker has begun all
-        pass
+    wait_for(lambda: not ahead._waiting)  # until the worker has begun all
     for request in asked:
         image = ahead.take(request)
         assert image == jit.compile_object(request.module())
@@ -73,8 +81,7 @@ def test_what_is_begun_is_not_begun_again(monkeypatch) -> None:
     monkeypatch.setattr(workers, "PATIENCE", 5.0)
     ahead, asked = workers.Ahead(), requests()
     ahead.ask(asked)
-    while len(ahead._begun) < len(asked):
-        pass
+    wait_for(lambda: len(ahead._begun) == len(asked))
     first = ahead._begun.copy()
     assert ahead.ask(asked) == 0
     assert ahead._begun == first

@@ -155,7 +155,7 @@ def assembly(module: Module) -> str:
 def _optimise(module: Module) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
     """Three passes: loops are written as they are to be, and code generation does the rest.
 
-    LLVM's standard pipeline takes six times as long and finds the same inner loops.
+    LLVM's standard pipeline takes much longer and finds the same inner loops.
     """
     _initialise()
     module.ir.triple = llvm.get_process_triple()
