@@ -92,8 +92,7 @@ def _verdict(name: str, entry: Any) -> str:
     from ..planner.wisdom import WITHIN, key
 
     if entry.versions != ENGINE.planner.wisdom.versions:
-        made, here = dict(entry.versions), dict(ENGINE.planner.wisdom.versions)
-        return f"made with {_versions(made)}, here is {_versions(here)}"
+        return _difference(dict(entry.versions), dict(ENGINE.planner.wisdom.versions))
     name = name.partition(WITHIN)[0]
     text, _, machine = name.partition(" on ")
     threads = machine.split(" ")[0].rpartition(":t")[2]
@@ -115,8 +114,12 @@ def _verdict(name: str, entry: Any) -> str:
         f"schedule {entry.schedule} is not in the space of {entry.algorithm}")
 
 
-def _versions(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+def _difference(made: dict[str, str], here: dict[str, str]) -> str:
+    """Which versions are not those of a plan; the equal ones would hide them."""
+    other = [name for name in sorted(made.keys() | here.keys()) if made.get(name) != here.get(name)]
+    told = (", ".join(f"{name} {versions.get(name, 'unknown')}" for name in other)
+            for versions in (made, here))
+    return "made with {}, here is {}".format(*told)
 
 
 def _place(file: Path | None) -> Path:
