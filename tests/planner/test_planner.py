@@ -24,8 +24,8 @@ from tilewise.core import (
     TilewiseError,
 )
 from tilewise.planner import Planner
+from tilewise.planner.layers import MANY, NEAR, SOON
 from tilewise.planner.measure import interleaved
-from tilewise.planner.planner import NEAR, SOON
 from tilewise.runtime.engine import random_operands
 
 HOST = Target.host(threads=2)
@@ -303,10 +303,10 @@ def test_sizes_of_a_class_share_code():
 
 
 def test_code_that_a_layer_has_is_preferred_if_it_is_nearly_as_good():
-    """Sizes from one pixel up, in one order: few codes, and each within what it may cost."""
+    """As many sizes as a layer looks at, in one order: few codes, each within what it may cost."""
     for text in RESNET[1:]:
         p, planner, used = Problem.parse(text), Planner(ALGORITHMS), {}
-        for h in (56, 28, 112, 14, 80, 40, 20, 7, 10, 5):
+        for h in (56, 28, 112, 14, 80, 40, 7, 10):
             like = p.with_(h=h, w=h)
             plan = planner.plan(like, HOST, max_error=2e-5, bits=24)
             best = Planner(ALGORITHMS).plan(like, HOST, max_error=2e-5, bits=24)
@@ -314,6 +314,35 @@ def test_code_that_a_layer_has_is_preferred_if_it_is_nearly_as_good():
             inner = plan.inner, plan.target, plan.schedule
             used[planner.algorithm(plan.algorithm).request(*inner).key] = plan
         assert len(used) <= 6, p
+
+
+@pytest.mark.parametrize("text", RESNET[1:])
+def test_a_layer_that_met_many_sizes_takes_what_it_has(text: str, monkeypatch):
+    """Whatever comes next: a thin image, a tiny one. Twice the largest is looked at anew."""
+    p, planner, looked = Problem.parse(text), Planner(ALGORITHMS), []
+
+    def code_of(h: int, w: int) -> str:
+        plan = planner.plan(p.with_(h=h, w=w), HOST, max_error=2e-5, bits=24)
+        what = plan.inner, plan.target, plan.schedule
+        return planner.algorithm(plan.algorithm).request(*what).key
+
+    keys = {code_of(40 + 7 * i, 30 + 5 * i) for i in range(MANY)}
+    ranked = planner._ranked
+    monkeypatch.setattr(planner, "_ranked", lambda *a, **k: looked.append(a) or ranked(*a, **k))
+    for h, w in ((1, 90), (90, 2), (3, 3), (31, 17), (80, 60), (1, 1), (17, 150), (7, 7)):
+        assert code_of(h, w) in keys, (h, w)
+    assert not looked
+    code_of(300, 300)
+    assert looked, "an image that is far larger may need other code"
+
+
+def test_the_same_size_again_is_not_another():
+    p, planner = Problem.parse(RESNET[1]), Planner(ALGORITHMS)
+    for _ in range(2 * MANY):
+        planner.plan(p, HOST, max_error=2e-5, bits=24)
+    (_, layer), = planner._layers.items()
+    assert len(layer.sizes) == 1
+    assert not layer.is_versed(p)
 
 
 def test_shared_code_is_the_same_for_any_number_of_threads():

@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Lru(Generic[T]):
     """At most `limit` in total, each entry counting `weigh(entry)` (one, if not said)."""
 
-    def __init__(self, limit: int, weigh: Callable[[T], int] = lambda entry: 1) -> None:
+    def __init__(self, limit: int, weigh: Callable[[T], int] | None = None) -> None:
         self._limit, self._weigh = limit, weigh
         # a plain dict: an OrderedDict is torn by an interrupt in a key's __hash__
         self._entries: dict[Hashable, tuple[T, int]] = {}
@@ -34,6 +34,8 @@ class Lru(Generic[T]):
     @property
     def total(self) -> int:
         """Counted anew each time: an interrupt cannot leave it wrong."""
+        if self._weigh is None:
+            return len(self._entries)
         return sum(weight for _, weight in list(self._entries.values()))
 
     def __len__(self) -> int:
@@ -52,7 +54,7 @@ class Lru(Generic[T]):
         with self._lock:
             self._bury()
             self._entries.pop(key, None)
-            self._entries[key] = (value, self._weigh(value))
+            self._entries[key] = (value, self._weigh(value) if self._weigh else 1)
             self._shrink()
         return value
 

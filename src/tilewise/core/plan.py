@@ -51,21 +51,28 @@ class Plan:
     @property
     def before(self) -> tuple[str, ...]:
         """Passes before the kernel."""
-        return ("to_" + self.inner.layout,) if self.inner.layout != self.problem.layout else ()
+        return passes(self.problem, self.inner)[0]
 
     @property
     def after(self) -> tuple[str, ...]:
         """Passes after the kernel."""
-        fused = self.inner.epilogue.steps
-        rest = self.problem.epilogue.steps[len(fused):]
-        if "mask" in rest:  # made in one pass with what it tells of
-            rest = tuple(step for step in rest if step not in {*MASKED, "pool2"})
-        back = ("to_" + self.problem.layout,) if self.before else ()
-        if self.problem.direction == "backward_weight":  # always (K, C, R, S)
-            return ()
-        return rest + back
+        return passes(self.problem, self.inner)[1]
 
     def __str__(self) -> str:
         passes = f" then {', '.join(self.after)}" if self.after else ""
         return (f"{self.problem} on {self.target}: {self.algorithm} [{self.schedule}]{passes}, "
                 f"{self.seconds * 1e6:.1f} us ({self.source}), error <= {self.error:.1e}")
+
+
+def passes(p: Problem, inner: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the passes before and after a kernel that solves `inner` for a problem."""
+    if p is inner:
+        return (), ()
+    fused, turned = inner.epilogue.steps, inner.layout != p.layout
+    rest = p.epilogue.steps[len(fused):]
+    if "mask" in rest:  # made in one pass with what it tells of
+        rest = tuple(step for step in rest if step not in {*MASKED, "pool2"})
+    before = ("to_" + inner.layout,) if turned else ()
+    if p.direction == "backward_weight":  # always (K, C, R, S)
+        return before, ()
+    return before, rest + (("to_" + p.layout,) if turned else ())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
 
 from .activations import ACTIVATIONS, MASKED, SLOPED, by_mask, is_activation, parsed
+from .cached import cached
 from .errors import InvalidProblem
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
@@ -77,14 +79,19 @@ class Epilogue:
 
     def split(self, fusable: frozenset[str]) -> tuple[Epilogue, tuple[str, ...]]:
         """The longest prefix made of fusable steps, and the steps that are left over."""
-        steps = self.steps
-        if self.mask and "mask" not in fusable:  # what makes the mask also does what it tells of
-            fusable = fusable - MASKED - {"pool2"}
-        if self.activation is not None and not parsed(self.activation)[0].monotone:
-            fusable = fusable - {"pool2"}  # who pools does it first
-        cut = next((i for i, step in enumerate(steps) if step.partition(":")[0] not in fusable),
-                   len(steps))
-        return Epilogue.of(steps[:cut]), steps[cut:]
+        return _split(self, fusable)
+
+
+@lru_cache(maxsize=1024)
+def _split(epilogue: Epilogue, fusable: frozenset[str]) -> tuple[Epilogue, tuple[str, ...]]:
+    steps = epilogue.steps
+    if epilogue.mask and "mask" not in fusable:  # what makes the mask also does what it tells of
+        fusable = fusable - MASKED - {"pool2"}
+    if epilogue.activation is not None and not parsed(epilogue.activation)[0].monotone:
+        fusable = fusable - {"pool2"}  # who pools does it first
+    cut = next((i for i, step in enumerate(steps) if step.partition(":")[0] not in fusable),
+               len(steps))
+    return Epilogue.of(steps[:cut]), steps[cut:]
 
 
 @dataclass(frozen=True)
@@ -188,12 +195,12 @@ class Problem:
         """Input columns under one dilated filter."""
         return (self.s - 1) * self.dilation[1] + 1
 
-    @cached_property
+    @cached
     def conv_h(self) -> int:
         """Rows of the convolution before pooling."""
         return (self.padded_h - self.span_h) // self.stride[0] + 1
 
-    @cached_property
+    @cached
     def conv_w(self) -> int:
         """Columns of the convolution before pooling."""
         return (self.padded_w - self.span_w) // self.stride[1] + 1
@@ -206,7 +213,7 @@ class Problem:
     def out_w(self) -> int:
         return self.conv_w // self.epilogue.pool
 
-    @cached_property
+    @cached
     def mirrored(self) -> Problem | None:
         """The forward convolution that turns gradients of the output into those of the input.
 
@@ -251,7 +258,7 @@ class Problem:
         """Multiplications and additions of the direct method."""
         return 2 * self.n * self.conv_h * self.conv_w * self.k * self.group_c * self.r * self.s
 
-    @cached_property
+    @cached
     def share_inside(self) -> float:
         """The share of the direct method's products whose input is no padding."""
         down = _taps_inside(self.h, self.conv_h, self.r, self.stride[0], self.padding[0],
@@ -288,7 +295,7 @@ class Problem:
         """What code depends on: not the batch."""
         return self.with_(n=1)
 
-    @cached_property
+    @cached
     def code(self) -> str:
         """Names all that code depends on if its kernel takes image sizes from its frame."""
         shape = f"c{self.c}k{self.k}r{self.r}s{self.s}u{self.stride[0]}x{self.stride[1]}"
@@ -308,14 +315,15 @@ class Problem:
     @property
     def weight(self) -> Problem:
         """What a prepared weight may depend on: the smallest image, one output, nothing behind."""
-        return self.with_(n=1, h=self.span_h, w=self.span_w, stride=(1, 1), padding=(0, 0, 0, 0),
-                          epilogue=Epilogue())
+        return _weight(self.c, self.span_h, self.span_w, self.k, self.r, self.s, self.dilation,
+                       self.groups, self.dtype, self.layout, self.direction)
 
     def with_(self, **changes: object) -> Problem:
         """A copy with some fields changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        same: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
+        return Problem(**{**same, **changes})
 
-    @cached_property
+    @cached
     def name(self) -> str:
         return _print(self)
 
@@ -347,6 +355,16 @@ def _pair(letter: str, a: str, b: str, default: str) -> str:
 
 def _sides(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
+
+
+FIELDS = tuple(entry.name for entry in fields(Problem))
+
+
+@lru_cache(maxsize=4096)
+def _weight(c: int, h: int, w: int, k: int, r: int, s: int, dilation: tuple[int, int], groups: int,
+            dtype: str, layout: str, direction: str) -> Problem:
+    return Problem(1, c, h, w, k, r, s, dilation=dilation, groups=groups, dtype=dtype,
+                   layout=layout, direction=direction)
 
 
 def _print(p: Problem) -> str:

@@ -85,6 +85,10 @@ class Space:
         inside = all(_is_one_of(schedule[name], values) for name, values in self.tunables.items())
         return inside and self._legal(schedule)
 
+    def admits(self, schedule: Schedule) -> bool:
+        """The same for a schedule whose tunables were taken from such a space."""
+        return self._legal(schedule)
+
     def sample(self, rng: random.Random, start: Schedule, sweeps: int = 2) -> Schedule:
         """A random walk from a legal schedule, one tunable at a time: lists can be long."""
         schedule = start

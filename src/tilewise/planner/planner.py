@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic, turn
 from ..core.errors import InvalidSchedule, NoAlgorithm, TilewiseError, UnknownAlgorithm
 from ..core.lru import Lru
-from ..core.plan import Plan
+from ..core.plan import Plan, passes
 from ..core.problem import Problem
 from ..core.progress import Tell, counting, silent
 from ..core.schedule import Schedule
 from ..core.target import Target
 from .classes import representative, share
+from .layers import NEAR, SOON, Code, Layer
 from .measure import interleaved
 from .search import EFFORTS, shortlist
 from .wisdom import Wisdom
 
 ROUNDS = 7  # in which candidates take turns
 CLOSE = 1.15  # those that take at most this much longer than the fastest meet again
-# code that a layer has already is taken if it takes at most so many times as long as the best, or
-# so many seconds more: other code would have to be compiled, and needs the weight in another form
-NEAR, SOON = 1.25, 4e-5
-Code = tuple[str, Schedule]  # an algorithm and its schedule
 Start = Callable[[Plan], Callable[[], object]]  # makes a plan ready to be timed
 
 
@@ -48,7 +46,7 @@ class Planner:
         # decided elsewhere: comes before all that is known here, and is never saved
         self.decided = Wisdom(dict(self.wisdom.versions))
         self._choices: Lru[Code] = Lru(limit=4096)  # by class of problems
-        self._codes: Lru[tuple[Code, ...]] = Lru(limit=2048)  # chosen so far, by layer
+        self._layers: Lru[Layer] = Lru(limit=2048)
 
     def algorithm(self, name: str) -> Algorithm:
         for algorithm in self.algorithms:
@@ -96,34 +94,54 @@ class Planner:
 
     def _estimated(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Plan:
         """What is chosen for all problems of its class, with the costs of this one."""
-        like, held = representative(p), _holds(max_error, bits)
-        key = (like, t, max_error, bits)
+        held = _holds(max_error, bits)
         try:
-            code = self._choices.get(key) or self._choices.put(key, self._choose(*key))
+            code = self._chosen(representative(p), t, max_error, bits)
+            plan = self._with_code(code, p, t, held)
+            if plan is None:  # the class is not like this one, a row of pixels say
+                plan = self._with_code(self._chosen(p, t, max_error, bits), p, t, held)
         except NoAlgorithm as nobody:
             raise NoAlgorithm(p, t, nobody.reasons) from None
-        plan = self._with_code(code, p, t, held)
+        self._meet(p, t, max_error, bits)
         return plan or _plans(self._ranked(p, t, max_error, bits), p, t)[0]
+
+    def _chosen(self, *key: Any) -> Code:
+        return self._choices.get(key) or self._choices.put(key, self._choose(*key))
+
+    def _meet(self, p: Problem, t: Target, max_error: float | None, bits: int) -> None:
+        """A layer remembers what it met."""
+        if isinstance(p, Problem):
+            key = p.code, t.with_(threads=2), max_error, bits
+            layer = self._layers.get(key) or Layer()
+            met = layer.met(p)
+            if met is not layer:
+                self._layers.put(key, met)
 
     def _choose(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Code:
         """The best code, or some that the layer has already and that is nearly as good.
 
-        A new image size then needs neither a compiler nor another form of the weight. It is
-        weighed on two threads, whatever the number.
+        A new image size then needs neither a compiler nor another form of the weight. A layer that
+        met many sizes takes what it has. It is weighed on two threads, whatever the number.
         """
-        common = t.with_(threads=2)
-        layer = p.code, common, max_error, bits
-        best = _plans(self._ranked(p, t, max_error, bits, brief=True), p, t)[0]
         if not isinstance(p, Problem):  # filters: small code, and few shapes of it
-            return best.algorithm, best.schedule
-        held = best.held
-        known = [self._adapted(code, p, t) for code in self._codes.get(layer) or ()]
-        least = self._seconds((best.algorithm, best.schedule), p, common, held)
+            return self._best(p, t, max_error, bits)
+        common, held = t.with_(threads=2), _holds(max_error, bits)
+        key = p.code, common, max_error, bits
+        layer = self._layers.get(key) or Layer()
+        known = [self._adapted(code, p, t) for code in layer.codes]
         costs = {code: self._seconds(code, p, common, held) for code in known}
-        near = [code for code in known if costs[code] <= max(NEAR * least, least + SOON)]
-        code = min(near, key=costs.__getitem__) if near else (best.algorithm, best.schedule)
-        self._codes.put(layer, tuple(dict.fromkeys((*known, code))))
+        near = [code for code in known if costs[code] < float("inf")]
+        if not (near and layer.is_versed(p)):
+            best = self._best(p, t, max_error, bits)
+            least = self._seconds(best, p, common, held)
+            near = [code for code in near if costs[code] <= max(NEAR * least, least + SOON)]
+        code = min(near, key=costs.__getitem__) if near else best
+        self._layers.put(key, layer.with_codes(tuple(dict.fromkeys((*known, code)))))
         return code
+
+    def _best(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Code:
+        plan = _plans(self._ranked(p, t, max_error, bits, brief=True), p, t)[0]
+        return plan.algorithm, plan.schedule
 
     def _adapted(self, code: Code, p: Problem, t: Target) -> Code:
         algorithm = self.algorithm(code[0])
@@ -139,7 +157,7 @@ class Planner:
         """A plan of a problem with such code, if that is legal."""
         algorithm, schedule = self.algorithm(code[0]), code[1]
         inner = inner_problem(algorithm, p)
-        if algorithm.reject(inner, t) or not _is_legal(algorithm, inner, t, schedule):
+        if algorithm.reject(inner, t) or not algorithm.space(inner, t).admits(schedule):
             return None
         return _plan(algorithm, p, t, inner, schedule, held)
 
@@ -246,7 +264,9 @@ def inner_problem(algorithm: Algorithm, p: Problem) -> Problem:
     if p.direction == "backward_data" and p.direction not in algorithm.directions:
         p = p.mirrored or p
     layout = p.layout if p.layout in algorithm.layouts else sorted(algorithm.layouts)[0]
-    return p.with_(layout=layout, epilogue=p.epilogue.split(algorithm.fuses)[0])
+    epilogue = p.epilogue.split(algorithm.fuses)[0]
+    same = (layout, epilogue) == (p.layout, p.epilogue)
+    return p if same else p.with_(layout=layout, epilogue=epilogue)
 
 
 def _is_legal(algorithm: Algorithm, inner: Problem, t: Target, schedule: Schedule) -> bool:
@@ -262,10 +282,9 @@ def _plan(algorithm: Algorithm, p: Problem, t: Target, inner: Problem,
           schedule: Schedule | None, held: bool = False) -> Plan:
     if schedule is None:
         schedule = _default(algorithm, p, t, inner)
-    plan = Plan(p, t, algorithm.name, algorithm.version, schedule, inner,
-                algorithm.cost(inner, t, schedule), "estimate",
+    seconds = algorithm.cost(inner, t, schedule) + _passes(p, t, inner)
+    return Plan(p, t, algorithm.name, algorithm.version, schedule, inner, seconds, "estimate",
                 algorithm.bound(inner, t, schedule, held), held)
-    return replace(plan, seconds=plan.seconds + _passes(plan))
 
 
 def _default(algorithm: Algorithm, p: Problem, t: Target, inner: Problem) -> Schedule:
@@ -285,18 +304,17 @@ def _plans(answers: Sequence[Candidate], p: Problem, t: Target) -> list[Plan]:
     return plans
 
 
-def _passes(plan: Plan) -> float:
+def _passes(p: Problem, t: Target, inner: Problem) -> float:
     """Seconds of the passes before and after the kernel."""
-    written = plan.inner.output_bytes  # an upper bound once it has been pooled
-    rest = [step for step in plan.after if not step.startswith("to_")]
-    total = sum(CALL + traffic(plan.target, (3 if step == "residual" else 2) * written)
-                for step in rest)
-    return total + (_turns(plan) if plan.before else 0.0)
+    before, after = passes(p, inner)
+    written = inner.output_bytes  # an upper bound once it has been pooled
+    rest = [step for step in after if not step.startswith("to_")]
+    total = sum(CALL + traffic(t, (3 if step == "residual" else 2) * written) for step in rest)
+    return total + (_turns(p, t) if before else 0.0)
 
 
-def _turns(plan: Plan) -> float:
+def _turns(p: Problem, t: Target) -> float:
     """Seconds to bring the operands into the kernel's layout, and the result back."""
-    p, t = plan.problem, plan.target
     image, output = (p.c, p.h * p.w), (p.k, p.conv_h * p.conv_w)
     read = {"forward": [image, output] if p.epilogue.residual else [image],
             "backward_data": [output], "backward_weight": [image, output]}[p.direction]

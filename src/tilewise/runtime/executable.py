@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -51,10 +51,9 @@ class Executable:
         self._cuts = plan.problem.epilogue.has_slopes and not tail.has_slopes  # a pass has them
         self._layout, self._of_weight = LAYOUTS[p.layout], p.direction == "backward_weight"
         self._after = tuple(None if name == "mask" else _step(name, plan) for name in plan.after)
-        # weights are prepared alike whatever the batch and the image size; a string hashes once
+        # weights are prepared alike whatever the batch and the image size
         self._weight_of = algorithm.weight_of(p, s)
-        self.weight_key = " ".join(map(str, (algorithm.name, t.isa, *self._weight_of,
-                                             plan.mirrors)))
+        self.weight_key = _weight_key(algorithm.name, t.isa, *self._weight_of, plan.mirrors)
 
     def prepare(self, weight: Tensor) -> Any:
         """The weight as the kernel wants it."""
@@ -136,6 +135,12 @@ class Executable:
             return None if found and may_fail else y
 
         return run
+
+
+@lru_cache(maxsize=4096)
+def _weight_key(*parts: object) -> str:
+    """As a string, which hashes once."""
+    return " ".join(map(str, parts))
 
 
 def mirror(weight: Tensor, groups: int) -> Tensor:

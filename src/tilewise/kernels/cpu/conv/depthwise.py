@@ -6,9 +6,9 @@ that may lie outside are skipped by branches, which cost nothing inside the imag
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Problem
@@ -30,30 +30,30 @@ class Geometry(Sizes):
 
     # sizes that a kernel finds in its frame
 
-    @cached_property
+    @cached
     def row_blocks(self) -> int:
         return ceil_div(self.p.conv_h, self.s.block_rows)
 
-    @cached_property
+    @cached
     def pieces(self) -> tuple[int, ...]:
         """Tiles of each width in a row."""
         if self.far_out:
             return (0,) * (len(self.widths) - 1) + (self.p.conv_w,)
         return counts(self.p.conv_w, self.s.tile_w)
 
-    @cached_property
+    @cached
     def far_out(self) -> bool:
         """Whether there may be outputs that do not see the image: pixels go one by one."""
         return max(self.p.padding[2:]) >= self.p.span_w
 
     # what the weight and the schedule fix
 
-    @cached_property
+    @cached
     def widths(self) -> tuple[int, ...]:
         """Columns of tiles."""
         return piece_sizes(self.s.tile_w)
 
-    @cached_property
+    @cached
     def c_vectors(self) -> int:
         return ceil_div(self.p.c, self.lanes)
 

@@ -6,9 +6,9 @@ is known when the code is written. Sums run over a row in registers, over rows i
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
@@ -24,11 +24,11 @@ KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 class Geometry(Sizes):
     """Every size of the gradient of a depthwise weight."""
 
-    @cached_property
+    @cached
     def padded(self) -> int:
         return ceil_div(self.p.c, self.lanes) * self.lanes
 
-    @cached_property
+    @cached
     def part_floats(self) -> int:
         """The sums of one part: [tap][channel]."""
         return self.p.r * self.p.s * self.padded

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ....core.cut import counts, piece_sizes
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE, Walk
@@ -24,15 +24,15 @@ class Geometry(BlocksOfK):
 
     # sizes that a kernel finds in its frame
 
-    @cached_property
+    @cached
     def row_tiles(self) -> int:
         return ceil_div(self.p.conv_h, self.s.tile_h)
 
-    @cached_property
+    @cached
     def row_blocks(self) -> int:
         return ceil_div(self.row_tiles, self.s.block_rows)
 
-    @cached_property
+    @cached
     def col_blocks(self) -> int:
         return ceil_div(self.p.conv_w, self.block_w)
 
@@ -40,7 +40,7 @@ class Geometry(BlocksOfK):
     def block_cols(self) -> int:
         return int(self.s.block_cols)
 
-    @cached_property
+    @cached
     def block_w(self) -> int:
         """Columns of a block that is not the last."""
         return self.s.block_cols * self.s.tile_w
@@ -50,13 +50,13 @@ class Geometry(BlocksOfK):
         """Shares of the output channels."""
         return int(self.s.k_parts)
 
-    @cached_property
+    @cached
     def pieces(self) -> tuple[int, ...]:
         """Register tiles of each width in the last block of columns."""
         start = min((self.col_blocks - 1) * self.block_w, max(0, self.p.conv_w - self.s.tile_w))
         return counts(self.p.conv_w - start, self.s.tile_w, self.s.vectors * self.s.tile_h)
 
-    @cached_property
+    @cached
     def row_pitch(self) -> int:
         """Floats from one input row to the next, as the micro-kernel sees them."""
         if not self.packed:
@@ -64,7 +64,7 @@ class Geometry(BlocksOfK):
         width = min(self.p.conv_w, self.block_w)
         return ((width - 1) * self.p.stride[1] + self.p.span_w) * self.slice_c
 
-    @cached_property
+    @cached
     def pack_floats(self) -> int:
         """Scratch of one worker."""
         if not self.packed:
@@ -73,14 +73,14 @@ class Geometry(BlocksOfK):
         floats = ((height - 1) * self.p.stride[0] + self.p.span_h) * self.row_pitch
         return ceil_div(floats, 16) * 16  # workers do not share a cache line
 
-    @cached_property
+    @cached
     def partial_floats(self) -> int:
         """Scratch of one image whose sums are still to be added up, or pooled."""
         if self.s.split == self.p.epilogue.pool == 1:
             return 0
         return self.p.conv_h * self.p.conv_w * self.p.k * int(self.s.split)
 
-    @cached_property
+    @cached
     def lines_ahead(self) -> int:
         """Cache lines of the next block's weights to fetch in a chunk of steps.
 
@@ -96,33 +96,33 @@ class Geometry(BlocksOfK):
 
     # what the weight and the schedule fix
 
-    @cached_property
+    @cached
     def widths(self) -> tuple[int, ...]:
         """Columns of register tiles."""
         return piece_sizes(self.s.tile_w)
 
-    @cached_property
+    @cached
     def slice_c(self) -> int:
         """Input channels one task reduces over."""
         return self.p.group_c // self.s.split
 
-    @cached_property
+    @cached
     def packed(self) -> bool:
         return self.p.is_padded or self.p.groups > 1 or self.s.split > 1
 
-    @cached_property
+    @cached
     def fetches(self) -> bool:
         """Whether code asks for the weights of the next block, if there are few pixels."""
         steps = self.p.s * self.slice_c
         return (self.k_blocks > 1 and self.p.dilation[1] == 1 and steps % CHUNK == 0
                 and steps > CHUNK)
 
-    @cached_property
+    @cached
     def depth(self) -> int:
         """Products in one partial sum."""
         return self.p.r * self.p.s * self.slice_c
 
-    @cached_property
+    @cached
     def panel_floats(self) -> int:
         """Weights of one (group, slice)."""
         return self.depth * self.k_vectors * self.lanes

@@ -7,8 +7,7 @@ pixels is ever unrolled at a time. A group is a position.
 
 from __future__ import annotations
 
-from functools import cached_property
-
+from ....core.cached import cached
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
@@ -21,23 +20,23 @@ from .outer import KINDS, OuterGeometry, OuterSums
 class Geometry(OuterGeometry):
     """Every size of the gradient of a weight; the items are pixels."""
 
-    @cached_property
+    @cached
     def positions(self) -> int:
         return self.p.groups
 
-    @cached_property
+    @cached
     def items(self) -> int:
         return self.p.conv_h * self.p.conv_w
 
-    @cached_property
+    @cached
     def columns(self) -> int:
         return self.p.r * self.p.s * self.p.group_c
 
-    @cached_property
+    @cached
     def rows(self) -> int:
         return self.p.group_k
 
-    @cached_property
+    @cached
     def own_floats(self) -> int:
         """One unrolled pixel of one group, in whole vectors."""
         return self.c_padded

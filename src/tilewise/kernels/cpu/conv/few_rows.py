@@ -8,9 +8,9 @@ halves, and one of the bytes below.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
@@ -37,36 +37,36 @@ class Geometry(Sizes):
 
     bits: int
 
-    @cached_property
+    @cached
     def packed(self) -> bool:
         return self.bits < 32
 
-    @cached_property
+    @cached
     def chunk(self) -> int:
         """Values of a chunk."""
         return VECTORS * self.lanes
 
-    @cached_property
+    @cached
     def chunk_floats(self) -> int:
         """Floats that the memory of a chunk would hold."""
         return self.chunk * self.bits // 32
 
-    @cached_property
+    @cached
     def row_floats(self) -> int:
         """From one row of the matrix to the next."""
         return ceil_div(self.p.c, self.chunk) * self.chunk_floats if self.packed else self.p.c
 
-    @cached_property
+    @cached
     def places(self) -> int:
         """Rows of a stream."""
         return ceil_div(self.p.k, self.s.streams)
 
-    @cached_property
+    @cached
     def together(self) -> int:
         """Places of a task."""
         return min(self.places, ceil_div(WORTH, FLOAT32.bytes * self.s.streams * self.row_floats))
 
-    @cached_property
+    @cached
     def tasks(self) -> int:
         return ceil_div(self.places, self.together)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..between.pooling import rows_a_task
@@ -96,24 +96,24 @@ class Sizes:
 class BlocksOfK(Sizes):
     """Output channels in blocks of `vectors` vectors; the last block may be narrower."""
 
-    @cached_property
+    @cached
     def k_vectors(self) -> int:
         return ceil_div(self.p.group_k, self.lanes)
 
-    @cached_property
+    @cached
     def k_blocks(self) -> int:
         return ceil_div(self.k_vectors, self.s.vectors)
 
-    @cached_property
+    @cached
     def block_k(self) -> int:
         return self.s.vectors * self.lanes
 
-    @cached_property
+    @cached
     def has_tail(self) -> bool:
         """Whether the last block differs from the others."""
         return self.p.group_k % self.block_k != 0
 
-    @cached_property
+    @cached
     def ends(self) -> list[bool]:
         """Which kinds of block occur: whole ones, and one at the end that is not."""
         return [False] * (self.k_blocks > self.has_tail) + [True] * self.has_tail

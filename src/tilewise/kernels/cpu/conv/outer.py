@@ -10,9 +10,9 @@ items, a position each.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ....core.isa import Isa
 from ..emit import Function, Index, Module, Pointer
 from ..emit.elements import FLOAT32
@@ -29,99 +29,99 @@ KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 class OuterGeometry(Sizes):
     """Sizes of the panels; the first five are for a subclass to say."""
 
-    @cached_property
+    @cached
     def positions(self) -> int:
         raise NotImplementedError
 
-    @cached_property
+    @cached
     def items(self) -> int:
         """Of one image."""
         raise NotImplementedError
 
-    @cached_property
+    @cached
     def columns(self) -> int:
         """Of V, in the lanes."""
         raise NotImplementedError
 
-    @cached_property
+    @cached
     def rows(self) -> int:
         """Of M."""
         raise NotImplementedError
 
-    @cached_property
+    @cached
     def own_floats(self) -> int:
         """Scratch for reading an item."""
         raise NotImplementedError
 
-    @cached_property
+    @cached
     def bands(self) -> int:
         """Groups of neighbouring positions, each read on its own."""
         return 1
 
-    @cached_property
+    @cached
     def width(self) -> int:
         """Columns of a register tile."""
         return int(self.s.vectors) * self.lanes
 
-    @cached_property
+    @cached
     def c_blocks(self) -> int:
         return ceil_div(self.columns, self.width)
 
-    @cached_property
+    @cached
     def c_padded(self) -> int:
         return self.c_blocks * self.width
 
-    @cached_property
+    @cached
     def k_padded(self) -> int:
         return ceil_div(self.rows, self.lanes) * self.lanes
 
-    @cached_property
+    @cached
     def chunk(self) -> int:
         """Items that lie in V and M at a time."""
         return int(self.s.tiles * self.s.blocks)
 
-    @cached_property
+    @cached
     def v_position(self) -> int:
         """Floats from one position of V to the next."""
         return self.c_padded * self.chunk + APART
 
-    @cached_property
+    @cached
     def m_position(self) -> int:
         return self.k_padded * self.chunk + APART
 
-    @cached_property
+    @cached
     def u_position(self) -> int:
         return self.c_padded * self.k_padded
 
-    @cached_property
+    @cached
     def together(self) -> int:
         """Positions of a band."""
         return self.positions // self.bands
 
-    @cached_property
+    @cached
     def m_start(self) -> int:
         """Where M begins behind V."""
         return self.together * self.v_position
 
-    @cached_property
+    @cached
     def own_start(self) -> int:
         return self.m_start + self.together * self.m_position
 
-    @cached_property
+    @cached
     def panel_floats(self) -> int:
         """V, M and what reading needs."""
         return self.own_start + self.own_floats
 
-    @cached_property
+    @cached
     def u_floats(self) -> int:
         return self.positions * self.u_position
 
-    @cached_property
+    @cached
     def part_floats(self) -> int:
         """Scratch of one part: U, and V and M behind it where they are not a worker's."""
         return self.u_floats + (0 if self.s.order == "bands" else self.panel_floats)
 
-    @cached_property
+    @cached
     def worker_floats(self) -> int:
         """Scratch of one worker, behind that of all parts."""
         return self.panel_floats if self.s.order == "bands" else 0

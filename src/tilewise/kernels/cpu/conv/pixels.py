@@ -8,9 +8,9 @@ vector of a row is moved back to end with it; only rows shorter than a vector ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ....core.cut import counts, piece_sizes
 from ....core.isa import Isa
 from ....core.problem import Problem
@@ -42,57 +42,57 @@ class Geometry(Sizes):
         """Columns of padding right of an image."""
         return self.p.padding[3]
 
-    @cached_property
+    @cached
     def row_blocks(self) -> int:
         return ceil_div(self.p.conv_h, self.s.block_rows)
 
-    @cached_property
+    @cached
     def row_vectors(self) -> int:
         return ceil_div(self.p.conv_w, self.lanes)
 
-    @cached_property
+    @cached
     def pieces(self) -> tuple[int, ...]:
         """Strips of each size in a row."""
         return counts(self.row_vectors, self.s.vectors, self.channels.big)
 
-    @cached_property
+    @cached
     def pitch(self) -> int:
         """A row of a plane; the vector of a short row reads past the image, never past this."""
         return max(self.p.conv_w, self.lanes) + self.p.span_w - 1
 
-    @cached_property
+    @cached
     def plane(self) -> int:
         height = min(self.s.block_rows, self.p.conv_h)
         return ((height - 1) * self.p.stride[0] + self.p.span_h) * self.pitch
 
-    @cached_property
+    @cached
     def scratch_floats(self) -> int:
         """Scratch of one worker."""
         return ceil_div(self.p.group_c * self.plane, 16) * 16
 
     # what the weight and the schedule fix
 
-    @cached_property
+    @cached
     def channels(self) -> Partition:
         """Output channels of a group in register tiles."""
         return Partition(self.p.group_k, self.s.tile_k)
 
-    @cached_property
+    @cached
     def strips(self) -> tuple[int, ...]:
         """Vectors of register tiles."""
         return piece_sizes(self.s.vectors)
 
-    @cached_property
+    @cached
     def planar(self) -> bool:
         return self.p.layout == "nchw"
 
-    @cached_property
+    @cached
     def together(self) -> int:
         """Channels that are unpacked together: all, if shuffles take few of them apart."""
         few = not self.planar and self.p.groups == 1 and self.p.c <= SHUFFLED
         return self.p.c if few else 1
 
-    @cached_property
+    @cached
     def depth(self) -> int:
         return self.p.group_c * self.p.r * self.p.s
 

@@ -6,9 +6,9 @@ V, the transformed input, lies as [position][vector of C][tile][lane], M, the pr
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ...winograd_math import Matrix, Transform, matrices
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE, Walk
@@ -23,53 +23,53 @@ APART = 16  # floats between positions, so that they do not meet in the same cac
 class Geometry(BlocksOfK):
     """Every size of a Winograd convolution."""
 
-    @cached_property
+    @cached
     def down(self) -> Transform:
         """The transform along columns."""
         return matrices(self.s.tile_h, self.p.r)
 
-    @cached_property
+    @cached
     def across(self) -> Transform:
         """The transform along rows."""
         return matrices(self.s.tile_w, self.p.s)
 
-    @cached_property
+    @cached
     def positions(self) -> int:
         return self.down.n * self.across.n
 
-    @cached_property
+    @cached
     def tile_rows(self) -> int:
         return ceil_div(self.p.conv_h, self.s.tile_h)
 
-    @cached_property
+    @cached
     def tile_cols(self) -> int:
         return ceil_div(self.p.conv_w, self.s.tile_w)
 
-    @cached_property
+    @cached
     def tiles(self) -> int:
         """Tiles of one image."""
         return self.tile_rows * self.tile_cols
 
-    @cached_property
+    @cached
     def c_vectors(self) -> int:
         return ceil_div(self.p.c, self.lanes)
 
-    @cached_property
+    @cached
     def depth(self) -> int:
         """Input channels, filled up to whole vectors."""
         return self.c_vectors * self.lanes
 
-    @cached_property
+    @cached
     def block(self) -> int:
         """Tiles that are worked on together."""
         return self.s.rows * self.s.groups
 
-    @cached_property
+    @cached
     def v_position(self) -> int:
         """Floats from one position of V to the next."""
         return self.depth * self.block + APART
 
-    @cached_property
+    @cached
     def m_position(self) -> int:
         """Floats from one position of M to the next."""
         blocks_of_k = self.block_k if self.s.order == "channels" else self.k_vectors * self.lanes
@@ -79,11 +79,11 @@ class Geometry(BlocksOfK):
         """Where the products of a position lie; i and j are numbers or emitted values."""
         return (i * self.across.n + j) * self.m_position
 
-    @cached_property
+    @cached
     def v_floats(self) -> int:
         return self.positions * self.v_position
 
-    @cached_property
+    @cached
     def scratch_floats(self) -> int:
         """V, M and a pixel of zeros for what lies outside the image."""
         return self.v_floats + self.positions * self.m_position + self.depth
@@ -91,7 +91,7 @@ class Geometry(BlocksOfK):
     def scratch_bytes(self, threads: int) -> int:
         return FLOAT32.bytes * self.scratch_floats * (1 if self.s.order == "shared" else threads)
 
-    @cached_property
+    @cached
     def panel(self) -> int:
         """Floats of the weights of one position and a whole block of output channels."""
         return self.panel_floats(self.block_k)
@@ -116,12 +116,12 @@ class Geometry(BlocksOfK):
         return Walk.packed(vectors * self.lanes, (self.c_vectors, self.block * self.lanes),
                            (self.lanes, 1))
 
-    @cached_property
+    @cached
     def lines_ahead(self) -> int:
         """Cache lines of the next panel that one group of rows fetches per vector of C."""
         return ceil_div(self.lanes * self.block_k, LINE * self.s.groups)
 
-    @cached_property
+    @cached
     def weight_floats(self) -> int:
         """U in float32: [block of K][position][c][lane], or the position outermost."""
         return self.positions * self.depth * self.k_vectors * self.lanes

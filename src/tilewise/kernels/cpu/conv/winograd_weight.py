@@ -6,8 +6,7 @@ lanes.
 
 from __future__ import annotations
 
-from functools import cached_property
-
+from ....core.cached import cached
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
@@ -24,40 +23,40 @@ from .windows import WindowReader, Windows
 class Geometry(OuterGeometry):
     """Every size of the gradient of a weight; the items are tiles."""
 
-    @cached_property
+    @cached
     def down(self) -> Transform:
         return matrices(self.s.tile_h, self.p.r)
 
-    @cached_property
+    @cached
     def across(self) -> Transform:
         return matrices(self.s.tile_w, self.p.s)
 
-    @cached_property
+    @cached
     def positions(self) -> int:
         return self.down.n * self.across.n
 
-    @cached_property
+    @cached
     def bands(self) -> int:
         """Rows of positions, where each is read on its own."""
         return self.down.n if self.s.order == "bands" else 1
 
-    @cached_property
+    @cached
     def tile_cols(self) -> int:
         return ceil_div(self.p.conv_w, self.s.tile_w)
 
-    @cached_property
+    @cached
     def items(self) -> int:
         return ceil_div(self.p.conv_h, self.s.tile_h) * self.tile_cols
 
-    @cached_property
+    @cached
     def columns(self) -> int:
         return self.p.c
 
-    @cached_property
+    @cached
     def rows(self) -> int:
         return self.p.k
 
-    @cached_property
+    @cached
     def own_floats(self) -> int:
         """A pixel of zeros for what lies outside."""
         return max(self.c_padded, self.k_padded)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from ....core.cached import cached
 from ....core.filter import Filter
 from ....core.isa import Isa
 from ....core.schedule import Schedule
@@ -40,12 +40,12 @@ class FilterSizes:
     s: Schedule
     isa_lanes: int  # floats in a vector
 
-    @cached_property
+    @cached
     def bytes(self) -> int:
         """Of a number as it is summed."""
         return ELEMENTS[self.p.work].bytes
 
-    @cached_property
+    @cached
     def lanes(self) -> int:
         return self.isa_lanes * ELEMENTS["f32"].bytes // self.bytes
 
@@ -53,12 +53,12 @@ class FilterSizes:
     def dtype(self) -> Any:
         return np.float64 if self.p.work == "f64" else np.float32
 
-    @cached_property
+    @cached
     def span(self) -> int:
         """Elements that a row of outputs reaches beyond itself."""
         return (self.p.s - 1) * self.p.c
 
-    @cached_property
+    @cached
     def pitch(self) -> int:
         """Bytes from one packed row to the next."""
         over = self.lanes * self.s.vectors  # the last tile reads on

@@ -6,11 +6,11 @@ all terms before anything is written.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ....core.cached import cached
 from ....core.filter import Filter
 from ....core.isa import Isa
 from ....core.lowrank import factors
@@ -23,7 +23,7 @@ from .common import FilterModule, FilterSizes
 class Geometry(FilterSizes):
     """Every size of a separable filter."""
 
-    @cached_property
+    @cached
     def plane(self) -> int:
         """Bytes of a tile filtered downwards."""
         return int(self.s.rows) * self.pitch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ...matrix import DEPTH, PARTS, SIDE, joins_taps
 from ..conv.geometry import BlocksOfK
 from ..emit.amx import TILE
@@ -34,74 +34,74 @@ class Geometry(BlocksOfK):
 
     products: int
 
-    @cached_property
+    @cached
     def parts(self) -> int:
         return PARTS[self.products]
 
-    @cached_property
+    @cached
     def joins_taps(self) -> bool:
         """Whether a line of a packed row holds all channels of all taps in a row."""
         return joins_taps(self.p)
 
-    @cached_property
+    @cached
     def values(self) -> int:
         """Values of a pixel, or of a row of taps."""
         return self.p.c * self.p.s if self.joins_taps else self.p.c
 
-    @cached_property
+    @cached
     def chunks(self) -> int:
         """Groups of 32 values."""
         return ceil_div(self.values, DEPTH)
 
-    @cached_property
+    @cached
     def joined(self) -> bool:
         """Whether the images of a batch are one column: no output sees more than its own pixel."""
         p = self.p
         return ((p.r, p.s, p.stride, p.epilogue.pool) == (1, 1, (1, 1), 1)
                 and not p.is_padded)
 
-    @cached_property
+    @cached
     def taps(self) -> list[tuple[int, int]]:
         """Rows and columns from an output's first input to each of the others."""
         return [(i, j) for i in self.lines for j in self.columns]
 
-    @cached_property
+    @cached
     def lines(self) -> list[int]:
         """Rows from an output's first input to each row of taps."""
         return [r * self.p.dilation[0] for r in range(self.p.r)]
 
-    @cached_property
+    @cached
     def columns(self) -> list[int]:
         """Columns from an output's first input to each tap of a row."""
         return [s * self.p.dilation[1] for s in range(1 if self.joins_taps else self.p.s)]
 
-    @cached_property
+    @cached
     def phases(self) -> list[tuple[int, int]]:
         """Rows and columns modulo the stride, as far as some tap reads them."""
         (down, across) = self.p.stride
         return sorted({(i % down, j % across) for i, j in self.taps})
 
-    @cached_property
+    @cached
     def below(self) -> int:
         """Rows of a phase that outputs reach beyond their own."""
         return (self.p.span_h - 1) // self.p.stride[0]
 
-    @cached_property
+    @cached
     def pitch(self) -> int:
         """Pixels in a row of a phase."""
         return 1 if self.joined else self.p.conv_w + self.beside
 
-    @cached_property
+    @cached
     def beside(self) -> int:
         """Pixels of a phase that outputs reach beyond their own."""
         return 0 if self.joins_taps else (self.p.span_w - 1) // self.p.stride[1]
 
-    @cached_property
+    @cached
     def rows(self) -> int:
         """Rows of outputs in a whole task."""
         return self.s.block_rows if self.joined else min(self.s.block_rows, self.p.conv_h)
 
-    @cached_property
+    @cached
     def plane(self) -> int:
         """Floats of one part of a phase; an odd number of lines, so that they do not collide.
 
@@ -109,64 +109,64 @@ class Geometry(BlocksOfK):
         """
         return LINE * ((self.rows + self.below) * self.pitch + self.beside | 1)
 
-    @cached_property
+    @cached
     def chunk_floats(self) -> int:
         return len(self.phases) * self.parts * self.plane
 
-    @cached_property
+    @cached
     def group(self) -> int:
         """Pixels of one multiply."""
         return self.s.tile_w
 
-    @cached_property
+    @cached
     def groups(self) -> int:
         """Multiplies over the pixels of a whole task."""
         return ceil_div(self.rows * self.pitch, self.group)
 
-    @cached_property
+    @cached
     def once(self) -> bool:
         """Whether a task uses its weights once; code knows it of single pixels alone."""
         return self.joined and self.groups == 1
 
-    @cached_property
+    @cached
     def passes(self) -> Passes:
         """Over the pixels; weights that are used once need not stay near."""
         chunk = FLOAT32.bytes * self.panel_floats(self.block_k) // self.chunks
         panel = FAR_PANEL if self.parts == 1 and len(self.taps) > 1 else PANEL
         return Passes(self.chunks, self.chunks if self.once else max(1, panel // chunk))
 
-    @cached_property
+    @cached
     def wait(self) -> bool:
         """Whether the sums of all groups are kept: for another pass, or to be pooled."""
         return self.passes.count > 1 or self.p.epilogue.pool > 1
 
-    @cached_property
+    @cached
     def sums_floats(self) -> int:
         """Sums of one block of output channels: of one group, or of all where they wait."""
         return self.group * self.block_k * (self.groups if self.wait else 1)
 
-    @cached_property
+    @cached
     def lines_ahead(self) -> int:
         """Cache lines of the weights that come next, fetched at every tap of every group."""
         return ceil_div(self.parts * self.s.vectors * SIDE, self.groups)
 
-    @cached_property
+    @cached
     def row_floats(self) -> int:
         """A row of the input between its padding, where lines are taken from such a row."""
         floats = ((self.p.conv_w - 1) * self.p.stride[1] + self.p.s) * self.p.c
         return ceil_div(floats, LINE) * LINE if self.joins_taps else 0
 
-    @cached_property
+    @cached
     def sums_start(self) -> int:
         """Where the sums lie behind the packed rows; while those are packed, one yet to be."""
         return self.chunks * self.chunk_floats
 
-    @cached_property
+    @cached
     def pack_floats(self) -> int:
         """Scratch of one worker."""
         return self.sums_start + max(self.sums_floats, self.row_floats)
 
-    @cached_property
+    @cached
     def row_blocks(self) -> int:
         return ceil_div(self.p.conv_h, self.s.block_rows)
 
@@ -196,7 +196,7 @@ class Geometry(BlocksOfK):
         """Floats of the weights of `width` output channels."""
         return self.chunks * len(self.taps) * self.parts * width // SIDE * TILE
 
-    @cached_property
+    @cached
     def weight_floats(self) -> int:
         """Floats of all panels."""
         return self.panel_floats(self.k_vectors * self.lanes)

@@ -9,9 +9,9 @@ then meets all channels of the other side. All else is as in the vector kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ...matrix import DEPTH, PARTS, SIDE
 from ..conv.outer import OuterGeometry, OuterSums
 from ..emit import Function, Index, Pointer
@@ -30,27 +30,27 @@ class TileGeometry(OuterGeometry):
 
     products: int
 
-    @cached_property
+    @cached
     def step_floats(self) -> int:
         """Floats of 32 items of 16 channels, all parts."""
         return PARTS[self.products] * TILE
 
-    @cached_property
+    @cached
     def steps(self) -> int:
         """Steps of 32 items in a whole block."""
         return int(self.s.tiles) // DEPTH
 
-    @cached_property
+    @cached
     def m_packed(self) -> int:
         """Floats of the packed M, [16 rows][step][part]; V follows as [block of C][step][part]."""
         return self.k_padded // SIDE * self.steps * self.step_floats
 
-    @cached_property
+    @cached
     def packed_start(self) -> int:
         """Where a worker packs, behind the other things it has."""
         return super().worker_floats
 
-    @cached_property
+    @cached
     def own(self) -> bool:
         """Whether parts, of which there may be fewer than workers, have panels of their own."""
         return bool(self.s.order == "parts")
@@ -58,7 +58,7 @@ class TileGeometry(OuterGeometry):
     def scratch_bytes(self, threads: int) -> int:
         return super().scratch_bytes(int(self.s.parts) if self.own else threads)
 
-    @cached_property
+    @cached
     def worker_floats(self) -> int:
         packed = self.m_packed + self.c_padded // SIDE * self.steps * self.step_floats
         return self.packed_start + packed

@@ -8,9 +8,9 @@ those of the vector kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from ....core.cached import cached
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
@@ -35,50 +35,50 @@ class Geometry(winograd_geometry.Geometry):
 
     products: int
 
-    @cached_property
+    @cached
     def parts(self) -> int:
         return PARTS[self.products]
 
-    @cached_property
+    @cached
     def steps(self) -> int:
         """Operations along the depth."""
         return ceil_div(self.p.c, DEPTH)
 
-    @cached_property
+    @cached
     def c_vectors(self) -> int:
         return self.steps * DEPTH // self.lanes
 
-    @cached_property
+    @cached
     def step_floats(self) -> int:
         """Floats of one step of 16 tiles or 16 output channels."""
         return self.parts * TILE
 
-    @cached_property
+    @cached
     def v_rows(self) -> int:
         """Floats of V of 16 tiles at one position."""
         return self.steps * self.step_floats
 
-    @cached_property
+    @cached
     def v_position(self) -> int:
         return self.block // SIDE * self.v_rows + APART
 
     def panel_of(self, width: Any, depth: Any) -> Any:
         return (width // SIDE) * (depth // DEPTH) * self.step_floats
 
-    @cached_property
+    @cached
     def weight_floats(self) -> int:
         return self.positions * self.panel_floats(self.k_vectors * self.lanes)
 
     def pack_panels(self, panels: Any) -> Any:
         return pack_columns(panels, self.parts)
 
-    @cached_property
+    @cached
     def passes(self) -> Passes:
         """Over the tiles."""
         step = FLOAT32.bytes * self.step_floats * self.s.vectors
         return Passes(self.steps, max(1, PANEL // step))
 
-    @cached_property
+    @cached
     def lines_ahead(self) -> int:
         """Cache lines of the next panel that one group of rows fetches per step."""
         return ceil_div(self.panel, LINE * self.s.groups * self.steps)
