@@ -1,4 +1,8 @@
-"""A property that is computed once, without a lock: a new image size asks for hundreds."""
+"""A property that is computed once, without a lock.
+
+That of functools has one for all instances: a process that forks while another thread computes
+leaves it taken in the child for ever.
+"""
 
 from __future__ import annotations
 

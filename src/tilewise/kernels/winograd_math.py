@@ -12,8 +12,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeVar
+
+from ..core.cached import cached
 
 Row = tuple[Fraction, ...]
 Matrix = tuple[Row, ...]
@@ -173,7 +175,7 @@ class Program:
         """Operations with a constant; an fma is one."""
         return sum(op.kind in ("scale", "fma") for op in self.ops)
 
-    @cached_property
+    @cached
     def max_live(self) -> int:
         """Most values held at once by `stream`, if outputs are stored when they appear."""
         most, held, left = 0, set[int](), dict(enumerate(self.ops, self.inputs))
