@@ -5,7 +5,7 @@
 
 Random heights and widths, half of them multiples of 32. After the first ten sizes it counts the
 kernels that are compiled, the growth of memory and of the cache on disk, and how much longer the
-first call of a size takes than its second; torch, in the same process, beside it.
+first call of a size takes than its second; torch, in the same process, after it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import os
 import random
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 KNOWN = 10  # sizes that a process may take to know a model
 
@@ -47,38 +49,49 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+def late(run: Any, images: list[Any], known: Any = lambda: None) -> list[float]:
+    """Milliseconds that the first call of each size takes longer than the next ones."""
+    found = []
+    for number, x in enumerate(images):
+        if number == KNOWN:
+            known()
+        took = []
+        for _ in range(3):
+            start = perf_counter()
+            run(x())
+            took.append(perf_counter() - start)
+        found.append(1e3 * (took[0] - min(took[1:])))
+    return found[KNOWN:]
+
+
+def state() -> tuple[int, float, int]:
+    """Kernels compiled, memory and disk."""
+    from tilewise.kernels.cpu.emit import jit
+
+    gc.collect()
+    return jit.compiled, resident(), on_disk(os.environ["TILEWISE_CACHE_DIR"])
+
+
 def measure(args: argparse.Namespace) -> None:
     import torch
     from zoo_models import ZOO
 
     import tilewise
-    from tilewise.kernels.cpu.emit import jit
 
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
-    model = ZOO[args.model].make().eval()
-    ours, late = tilewise.optimize(model), {"tilewise": [], "torch": []}
-    runs = {"tilewise": ours, "torch": model}
+    model, channels = ZOO[args.model].make().eval(), ZOO[args.model].shape[0]
+    images = [partial(torch.randn, 1, channels, h, w) for h, w in sizes(args)]
+    states: list[tuple[int, float, int]] = []
     with torch.inference_mode():
-        for number, (h, w) in enumerate(sizes(args)):
-            x = torch.randn(1, ZOO[args.model].shape[0], h, w)
-            if number == KNOWN:
-                gc.collect()
-                before = jit.compiled, resident(), on_disk(os.environ["TILEWISE_CACHE_DIR"])
-            for name, run in runs.items():
-                took = []
-                for _ in range(3):
-                    start = perf_counter()
-                    run(x)
-                    took.append(perf_counter() - start)
-                if number >= KNOWN:
-                    late[name].append(1e3 * (took[0] - min(took[1:])))
-    gc.collect()
+        # one after the other: memory that torch keeps is not tilewise's
+        ours = late(tilewise.optimize(model), images, lambda: states.append(state()))
+        (kernels, memory, disk), (kernels_then, memory_then, disk_then) = states[0], state()
+        torchs = late(model, images)
     print(f"{args.model}, {args.sizes} sizes from {args.least} to {args.largest}, after the first "
-          f"{KNOWN}: {jit.compiled - before[0]} kernels compiled, "
-          f"{resident() - before[1]:+.0f} MB of memory, "
-          f"{(on_disk(os.environ['TILEWISE_CACHE_DIR']) - before[2]) / 1e6:+.1f} MB on disk")
-    for name, found in late.items():
+          f"{KNOWN}: {kernels_then - kernels} kernels compiled, {memory_then - memory:+.0f} MB of "
+          f"memory, {(disk_then - disk) / 1e6:+.1f} MB on disk")
+    for name, found in (("tilewise", ours), ("torch", torchs)):
         print(f"  {name}: the first call of a size takes {statistics.median(found):.1f} ms longer "
               f"than the next in the median, {quantile(found, 0.99):.1f} ms at the 99th percentile")
 

@@ -150,6 +150,31 @@ class UNet(nn.Module):
         return self.out(x)
 
 
+class TextDetector(nn.Module):
+    """VGG with a U-Net's way back: maps of letters, and of what joins them."""
+
+    def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512, 512)) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(map(plain, (3, *widths[:-1]), widths))
+        self.pool, back = nn.MaxPool2d(2), (256, 128, 64, 32)
+        self.up = nn.ModuleList(
+            plain(below + beside, o) for below, beside, o
+            in zip((widths[-1], *back[:-1]), widths[-2::-1], back))
+        self.out = nn.Sequential(conv3(32, 32), nn.ReLU(True), nn.Conv2d(32, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for down in self.down:
+            x = down(x if not kept else self.pool(kept[-1]))
+            kept.append(x)
+        kept.pop()
+        for up in self.up:
+            beside = kept.pop()
+            x = F.interpolate(x, beside.shape[2:], mode="bilinear", align_corners=False)
+            x = up(torch.cat((x, beside), 1))
+        return self.out(x)
+
+
 class DenseBlocks(nn.Module):
     """The residual in residual of ESRGAN."""
 
@@ -262,6 +287,7 @@ ZOO = {
     "smp_unet": segmentation("Unet", "resnet34"),
     "smp_fpn": segmentation("FPN", "efficientnet-b0"),
     "unet": Entry(UNet, (3, 256, 256), (3, 64, 64)),
+    "text_detector": Entry(TextDetector, (3, 256, 256), (3, 64, 64)),
     "esrgan": Entry(ESRGAN, (3, 64, 64), (3, 24, 24)),
     "dncnn": Entry(DnCNN, (1, 128, 128), (1, 48, 48)),
     "sd_vae": Entry(autoencoder, (4, 32, 32), (4, 8, 8)),
