@@ -35,7 +35,7 @@ class CpuDirect(CpuAlgorithm):
         return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t)
+        return cpu_f32_forward(p, t, grid=True)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(p.group_c * p.r * p.s)
@@ -43,7 +43,7 @@ class CpuDirect(CpuAlgorithm):
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
             return (fits(t, s.tile_h * s.tile_w, s.vectors) and s.tile_h <= p.conv_h
-                    and p.group_c % s.split == 0
+                    and p.group_c % s.split == 0 and (s.split == 1 or p.grid is None)
                     and s.k_parts <= math.ceil(p.group_k / (t.lanes * s.vectors))
                     and not (s.streaming and (p.group_k % t.lanes or s.split > 1)))
 
@@ -121,7 +121,8 @@ def _with_blocks(p: Problem, t: Target, s: Any, split: int | None = None) -> Sch
     parts = next((k for k in (1, 2, 4, 8) if k * tasks >= 8 or 2 * k > k_blocks), 1)
     if split is None:
         split = 1
-        if parts * tasks < 4 and p.group_c * p.r * p.s >= 1024:  # few tiles, long sums
+        few = parts * tasks < 4 and p.grid is None  # tiles
+        if few and p.group_c * p.r * p.s >= 1024:  # and long sums
             split = next(x for x in (4, 2, 1) if p.group_c % x == 0)
     return s.with_(block_rows=high, block_cols=_most_cols(p, s.tile_w), k_parts=parts, split=split,
                    streaming=s.streaming and split == 1)

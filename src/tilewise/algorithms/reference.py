@@ -9,6 +9,7 @@ from ..core.algorithm import Algorithm, accumulation_error
 from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
+from .common import no_grid
 
 
 class Reference(Algorithm):
@@ -22,7 +23,7 @@ class Reference(Algorithm):
     takes = "tensors"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return []
+        return no_grid(p)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(1, p.dtype)

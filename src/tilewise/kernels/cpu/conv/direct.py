@@ -105,7 +105,7 @@ class _Direct:
             unroll = self.s.unroll if width == self.s.tile_w else min(2, self.s.unroll)
             acc = multiply(f, f.a, f.b, rows, vectors, g.walk(vectors, pitch), unroll, ahead)
             for i in range(height):
-                down = z.conv_w * (i * p.k) if i else 0
+                down = g.y_rows(z, i) if i else 0
                 self._store_row(f, acc[i * width:(i + 1) * width], f.y + down, f.residual + down,
                                 channels)
         return f
@@ -118,9 +118,9 @@ class _Direct:
         """
         if not is_long(self.tail.epilogue):
             for j, pixel in enumerate(row):
-                self._store(f, pixel, y, residual, j * self.p.k, channels)
+                self._store(f, pixel, y, residual, j * self.g.y_pixel, channels)
             return
-        k, lanes = self.p.k, self.g.lanes
+        apart, lanes = self.g.y_pixel, self.g.lanes
         vectors = len(row[0])
         waiting = f.words(-(-len(row) * vectors * lanes // 2))
         for i, value in enumerate(value for pixel in row for value in pixel):
@@ -130,7 +130,7 @@ class _Direct:
             for j in range(side):  # so many as hide each other's latency
                 at = first.i + j
                 sums = [(waiting + at * (vectors * lanes)).load(v * lanes) for v in range(vectors)]
-                self._store(f, sums, y + at * k, residual + at * k, 0, channels)
+                self._store(f, sums, y + at * apart, residual + at * apart, 0, channels)
 
     def _store(self, f: Function, row: list[Vector], y: Pointer, residual: Pointer, at: int,
                channels: int) -> None:
@@ -218,7 +218,7 @@ class _Direct:
             in_rows = (bottom - top - 1) * p.stride[0] + p.span_h
             in_cols = (right - left - 1) * p.stride[1] + p.span_w
             f.call(self.pack, f.frame, x, a, in_top, in_left, in_rows, in_cols)
-        at = ((image * z.conv_h + top) * z.conv_w + left) * p.k + group * p.group_k
+        at = g.y_at(z, image, top, left) + group * p.group_k
         pieces = [last.select(getattr(z, f"pieces_{i}"), z.block_cols if i == 0 else f.index(0))
                   for i in range(len(g.widths))]
         return _Task(
@@ -254,11 +254,11 @@ class _Direct:
         left, right = task.cols
         with f.loop(task.rows[1], start=task.rows[0]) as row:
             down = self._row(z, row.i) - task.top
-            a, at = task.a + down * z.row_pitch * p.stride[0], down * z.conv_w * p.k + channel
+            a, at = task.a + down * z.row_pitch * p.stride[0], g.y_rows(z, down) + channel
             before = (row.i - task.rows[0]) * across
             for width, col, number in emit_pieces(f, g.widths, task.pieces, f.index(0),
                                                   right - left):
-                here = at + col * p.k
+                here = at + col * g.y_pixel
                 f.call(self.tiles[width, end], f.frame, a + col * (p.stride[1] * g.slice_c), weight,
                        task.bias + channel, task.residual + here, task.y + here,
                        ahead + (before + number) * fetched)
