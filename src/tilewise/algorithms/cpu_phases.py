@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic
-from ..core.phases import Phase, covers, phases, taps
+from ..core.phases import Phase, covers, phases, weights
 from ..core.problem import Epilogue, Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
@@ -108,11 +108,9 @@ class CpuPhases(CpuAlgorithm):
 
         turned = weight.unflatten(0, (p.groups, -1)).transpose(1, 2).flatten(0, 1)
         made = []
-        for (rows, cols), (a, s_) in zip(taps(p), self._choices(s), strict=True):
-            own = turned[:, :, list(rows)][..., list(cols)].contiguous()
-            q = p.with_(c=p.k, k=p.c, h=len(rows), w=len(cols), r=len(rows), s=len(cols),
-                        stride=(1, 1), padding=(0,) * 4, dilation=(1, 1), direction="forward")
-            made.append(a.prepare(q.weight, t, s_, own))
+        for phase, (a, s_) in zip(weights(p), self._choices(s), strict=True):
+            own = turned[:, :, list(phase.rows)][..., list(phase.cols)].contiguous()
+            made.append(a.prepare(phase.problem, t, s_, own))
         return memory.keep(_joined(made))
 
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import gcd
 
 from .grid import Grid
-from .problem import Problem
+from .problem import Epilogue, Problem
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,20 @@ def phases(p: Problem) -> tuple[Phase, ...]:
     return tuple(_phase(p, a, b) for a in down for b in across)
 
 
-def taps(p: Problem) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Of every phase the rows and columns of the weight, for images of any size."""
+def weights(p: Problem) -> list[Phase]:
+    """All that weights of phases depend on, for images of any size: problems with one output."""
     down = _axis(p.stride[0], 1, p.r, p.stride[0], p.dilation[0], p.padding[0])
     across = _axis(p.stride[1], 1, p.s, p.stride[1], p.dilation[1], p.padding[2])
-    return [(a.taps, b.taps) for a in down for b in across]
+    return [_smallest(p, a, b) for a in down for b in across]
+
+
+def _smallest(p: Problem, a: _Axis, b: _Axis) -> Phase:
+    problem = p.with_(
+        n=1, c=p.k, k=p.c, h=(len(a.taps) - 1) * a.dilation + 1,
+        w=(len(b.taps) - 1) * b.dilation + 1, r=len(a.taps), s=len(b.taps), stride=(1, 1),
+        padding=(0, 0, 0, 0), dilation=(a.dilation, b.dilation), direction="forward",
+        epilogue=Epilogue())
+    return Phase(problem, (a.first, b.first), a.taps, b.taps)
 
 
 def covers(p: Problem) -> bool:
