@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv import lines, slices
+from tilewise.conv.ops import ENGINE
 from tilewise.kernels.activations import applied
 from tilewise.kernels.cpu import memory
 from tilewise.runtime.weights import MADE
@@ -31,12 +33,12 @@ LAYERS: Any = {
 
 
 @pytest.fixture
-def by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Torch is never faster with a whole volume."""
-    tilewise.wisdom.forget()
+    ENGINE.executables.clear()  # what was planned otherwise
     monkeypatch.setattr(slices, "pays", lambda *_: True)
     yield
-    tilewise.wisdom.forget()  # which clears what was planned meanwhile
+    ENGINE.executables.clear()
 
 
 def expected(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, axes: int,
