@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ..conv.again import is_transformed, is_unwatched
-from ..conv.calls import Call, problem_of
+from ..conv.axes import plans_of, shape_of
+from ..conv.calls import Call
 from ..conv.linear import Linear
-from ..conv.ops import ENGINE, shape_of
+from ..conv.ops import ENGINE
 from ..conv.options import options_of
-from ..core.target import Target
+from ..core.plan import Plan
 from ..kernels.cpu.emit.launch import is_compiled
 from ..kernels.cpu.emit.workers import AHEAD
 from .capture import Capture, Names
@@ -97,14 +98,13 @@ def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor |
     call = Call(x, conv.weight, bias, residual, *options, None, block.max_error,
                 slope)
     if x.dtype == torch.float32:
-        _ask(call, found)
+        for plan in plans_of(call):
+            _ask(plan, found)
     return shape_of(call)
 
 
-def _ask(call: Call, found: dict[str, Any]) -> None:
-    """Note the code that a call needs, if it has to be compiled."""
-    target = Target.host(threads=torch.get_num_threads())
-    plan = ENGINE.plan(problem_of(call), target, max_error=call.max_error)
+def _ask(plan: Plan, found: dict[str, Any]) -> None:
+    """Note the code that a plan needs, if it has to be compiled."""
     algorithm = ENGINE.planner.algorithm(plan.algorithm)
     for request in algorithm.requests(plan.inner, plan.target, plan.schedule):
         if request.key not in found and not is_compiled(request):

@@ -14,14 +14,15 @@ from .effects import Effects, keeps_rank, name_of, torch_module
 from .guards import Guards, Refused, snapshot
 from .layout import Drawn, Inside
 from .nn import Block
-from .patterns import F_BATCH_NORM, TWO_BY_TWO, Chain, LinearChain, arguments
+from .patterns import AXES, F_BATCH_NORM, NORMS, TWO_BY_TWO, Chain, LinearChain, arguments
 from .tracer import Tracer, is_hooked
 
 WEIGHT = "first_weight"
 ATTEMPTS = 12  # modules that are left out of a graph before the whole is given up
 NORM = ("running_mean", "running_var", "weight", "bias")
 # what a block took from its modules when it was made
-BAKED = {nn.Conv2d: ("padding_mode",), nn.BatchNorm2d: ("track_running_stats",),
+BAKED = {**dict.fromkeys(AXES, ("padding_mode",)),
+         **dict.fromkeys(NORMS.values(), ("track_running_stats",)),
          nn.MaxPool2d: tuple(TWO_BY_TWO), **{kind: attributes(kind) for kind in MODULES}}
 
 
@@ -135,8 +136,9 @@ class Capture:
             module = self.module_of(node)
             if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
                 continue
-            if type(module) is nn.Conv2d and module.padding_mode == "zeros":
-                chain = Chain(effects, self.module_of, node, self._norm_of)
+            axes = AXES.get(type(module))
+            if axes is not None and module.padding_mode == "zeros":
+                chain = Chain(effects, self.module_of, node, self._norm_of, axes)
                 norm = None if chain.norm is None else (
                     self.module_of(chain.norm) or self._norm_of(chain.norm))
                 block: Any = Block(module, norm, chain.activation, chain.pool, max_error)
@@ -146,7 +148,8 @@ class Capture:
                 self._put(chain, Linear(module, chain.activation, max_error),
                           (*node.args, self._slope(chain)))
         inside = _Inside(self)  # to turn an image around one convolution does not pay
-        self.is_channels_last = len(self.blocks) > 1 and inside.is_safe()
+        several = sum(block.axes > 1 for block in self.blocks) > 1
+        self.is_channels_last = several and inside.is_safe()
         if self.is_channels_last:
             inside.run()
 
@@ -159,7 +162,7 @@ class Capture:
         values = {name: getattr(module, name, None) for name in NORM}
         expected = {(module, name) if value is not None else (None, None)
                     for name, value in values.items()}
-        found = isinstance(module, nn.BatchNorm2d) and owners == expected
+        found = isinstance(module, tuple(NORMS.values())) and owners == expected
         return module if found and options["eps"] == getattr(module, "eps", None) else None
 
     def _slope(self, chain: Chain) -> fx.Node | None:
@@ -210,6 +213,7 @@ class _Inside(Inside):
     def __init__(self, capture: Capture) -> None:
         super().__init__(capture.graph, capture.module_of)
         self._capture = capture
+        self.ranks = tuple(sorted({block.axes + 2 for block in capture.blocks}))
 
     def is_block(self, node: fx.Node) -> bool:
         return isinstance(self.module_of(node), Block)
