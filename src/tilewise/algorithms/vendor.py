@@ -148,6 +148,8 @@ def _backward_data(p: Problem) -> Any:
         like = grad.new_empty(shape).contiguous(memory_format=layout)  # only its shape is read
         dx = _gradient(p, grad, like, weight, 0)
         inside = dx if _is_even(p) else dx[..., top:top + p.h, left:left + p.w]
+        if bias is not None:  # of a transposed convolution
+            inside = inside + bias[:, None, None]
         return inside.contiguous(memory_format=layout)
 
     return run

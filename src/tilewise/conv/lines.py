@@ -61,7 +61,7 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     if residual is not None:
         check_residual(residual, x, weight, step, sides, apart)
         residual = residual.unsqueeze(2)
-    return conv2d(x.unsqueeze(2), _image(weight), bias, (1, step), (0, 0, *sides), (1, apart),
+    return conv2d(x.unsqueeze(2), as_image(weight), bias, (1, step), (0, 0, *sides), (1, apart),
                   groups, activation=activation, slope=slope, residual=residual,
                   algorithm=algorithm, max_error=max_error).squeeze(2)
 
@@ -74,7 +74,7 @@ def as_images(call: Call) -> Call:
                          dilation=(1, *call.dilation))
 
 
-def _image(weight: Tensor) -> Tensor:
+def as_image(weight: Tensor) -> Tensor:
     """Filters of one row; the same tensor in every call, since prepared weights are kept by it."""
     if wants_gradient(weight) or not is_unwatched(weight):
         return weight.unsqueeze(2)

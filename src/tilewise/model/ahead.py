@@ -19,13 +19,16 @@ from ..conv.calls import Call
 from ..conv.linear import Linear
 from ..conv.ops import ENGINE
 from ..conv.options import options_of
+from ..conv.transposed import call_of
+from ..conv.transposed import plan_of as plan_of_transposed
+from ..conv.transposed import shape_of as shape_of_transposed
 from ..core.plan import Plan
 from ..kernels.cpu.emit.launch import is_compiled
 from ..kernels.cpu.emit.workers import AHEAD
 from .capture import Capture, Names
 from .effects import name_of, torch_module
 from .layout import KEEPING
-from .nn import Block
+from .nn import Block, TransposedBlock
 from .tracer import is_hooked
 
 # operations that draw no numbers, write to nothing and take any value
@@ -75,6 +78,8 @@ class _Stop(Exception):
 
 def _looking(step: Any, found: dict[str, Any]) -> Any:
     """A step without its arithmetic, if that is known."""
+    if isinstance(step, TransposedBlock):
+        return lambda x: _of_transposed(step, found, x)
     if isinstance(step, Block):
         return lambda x, residual=None, slope=None: _of_block(step, found, x, residual, slope)
     if isinstance(step, Linear):
@@ -101,6 +106,14 @@ def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor |
         for plan in plans_of(call):
             _ask(plan, found)
     return shape_of(call)
+
+
+def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> Tensor:
+    call = call_of(*block.call(x), activation=block.activation, max_error=block.max_error)
+    if x.dtype == torch.float32:
+        _ask(plan_of_transposed(call), found)
+    y = shape_of_transposed(call)
+    return y if block.axes == 2 else y.squeeze(-2)
 
 
 def _ask(plan: Plan, found: dict[str, Any]) -> None:

@@ -13,15 +13,26 @@ from .activations import MODULES, attributes
 from .effects import Effects, keeps_rank, name_of, torch_module
 from .guards import Guards, Refused, snapshot
 from .layout import Drawn, Inside
-from .nn import Block
-from .patterns import AXES, F_BATCH_NORM, NORMS, TWO_BY_TWO, Chain, LinearChain, arguments
+from .nn import Block, TransposedBlock
+from .patterns import (
+    AXES,
+    CONVOLUTIONS,
+    F_BATCH_NORM,
+    NORMS,
+    TRANSPOSED,
+    TWO_BY_TWO,
+    Chain,
+    LinearChain,
+    TransposedChain,
+    arguments,
+)
 from .tracer import Tracer, is_hooked
 
 WEIGHT = "first_weight"
 ATTEMPTS = 12  # modules that are left out of a graph before the whole is given up
 NORM = ("running_mean", "running_var", "weight", "bias")
 # what a block took from its modules when it was made
-BAKED = {**dict.fromkeys(AXES, ("padding_mode",)),
+BAKED = {**dict.fromkeys(CONVOLUTIONS, ("padding_mode",)),
          **dict.fromkeys(NORMS.values(), ("track_running_stats",)),
          nn.MaxPool2d: tuple(TWO_BY_TWO), **{kind: attributes(kind) for kind in MODULES}}
 
@@ -143,6 +154,10 @@ class Capture:
                     self.module_of(chain.norm) or self._norm_of(chain.norm))
                 block: Any = Block(module, norm, chain.activation, chain.pool, max_error)
                 self._put(chain, block, (*node.args, chain.residual, self._slope(chain)))
+            elif type(module) in TRANSPOSED:
+                chain = TransposedChain(effects, self.module_of, node)
+                self._put(chain, TransposedBlock(module, None, chain.activation,
+                                                 max_error=max_error), node.args)
             elif type(module) is nn.Linear and is_worth(module):
                 chain = LinearChain(effects, self.module_of, node)
                 self._put(chain, Linear(module, chain.activation, max_error),

@@ -13,6 +13,7 @@ from ..conv.axes import convolve
 from ..conv.calls import is_by_filter
 from ..conv.ops import call_again, then
 from ..conv.options import options_of, output_shape
+from ..conv.transposed import conv_transpose1d, conv_transpose2d
 from ..core.errors import TilewiseError
 from ..runtime.weights import Norm, fold
 
@@ -48,6 +49,33 @@ class Conv3d(_Convolution, nn.Conv3d):
 
     >>> Conv3d(8, 4, 3, padding=1)(torch.randn(1, 8, 6, 16, 16)).shape
     torch.Size([1, 4, 6, 16, 16])
+    """
+
+
+class _Transposed:
+    """What a transposed convolution of torch inherits first to be computed by tilewise."""
+
+    def forward(self: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        more = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size,
+                                    len(self.kernel_size), self.dilation)
+        run = conv_transpose1d if len(self.kernel_size) == 1 else conv_transpose2d
+        return run(x, self.weight, self.bias, self.stride, self.padding, more, self.groups,
+                   self.dilation, max_error=getattr(self, "max_error", None))
+
+
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d`, computed by tilewise.
+
+    >>> ConvTranspose1d(8, 4, 4, stride=2, padding=1)(torch.randn(1, 8, 100)).shape
+    torch.Size([1, 4, 200])
+    """
+
+
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d`, computed by tilewise.
+
+    >>> ConvTranspose2d(8, 4, 2, stride=2)(torch.randn(1, 8, 16, 16)).shape
+    torch.Size([1, 4, 32, 32])
     """
 
 
@@ -157,7 +185,7 @@ class Block(nn.Module):
         mine.weight = nn.Parameter(weight, requires_grad=False)
         mine.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._parts, self.conv, self.was_normed = (mine, None), mine, norm is not None
-        self.__class__ = _Folded
+        self.__class__ = _FoldedTransposed if isinstance(self, TransposedBlock) else _Folded
 
     def _convolve(self, x: Tensor, norm: Any = None, **tail: Any) -> Tensor:
         conv = self._parts[0]
@@ -175,6 +203,24 @@ class Block(nn.Module):
         return " + ".join(step for step in steps if step)
 
 
+class TransposedBlock(Block):
+    """A transposed convolution of one or two axes (+ activation)."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None,
+                slope: Tensor | None = None) -> Tensor:
+        return self._convolve(x, activation=self.activation)
+
+    def call(self, x: Tensor) -> tuple[Any, ...]:
+        """The arguments of `conv_transpose2d`."""
+        conv = self._parts[0]
+        return (x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding,
+                conv.groups, conv.dilation)
+
+    def _convolve(self, x: Tensor, norm: Any = None, **tail: Any) -> Tensor:
+        run = conv_transpose1d if self.axes == 1 else conv_transpose2d
+        return run(*self.call(x), max_error=self.max_error, **tail)
+
+
 class _Folded(Block):
     """A block around a convolution of its own, for inference only."""
 
@@ -186,6 +232,10 @@ class _Folded(Block):
         if self.was_normed and x.dim() != self.axes + 2:
             raise ValueError(f"expected {self.axes + 2}D input (got {x.dim()}D input)")
         return super().forward(x, residual, slope)
+
+
+class _FoldedTransposed(_Folded, TransposedBlock):
+    pass
 
 
 def _values(norm: Any) -> Norm:

@@ -15,6 +15,8 @@ from .activations import of_call, of_module, slope_of
 from .effects import Effects
 
 AXES: dict[type, int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+TRANSPOSED: dict[type, int] = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2}
+CONVOLUTIONS = {**AXES, **TRANSPOSED}
 NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 PADS = {F.pad, torch._C._nn.pad}  # Dynamo sees through the first
@@ -115,6 +117,18 @@ class Chain:
             _one(value) == TWO_BY_TWO[name] for name, value in options.items())
         self.pool = 2 if found else 1
         return found
+
+
+class TransposedChain(Chain):
+    """What follows a transposed convolution."""
+
+    STEPS = ("_activate",)
+
+    def _activate(self, user: fx.Node) -> bool:
+        if not super()._activate(user) or self.slope is not None:
+            self.activation = self.slope = None
+            return False
+        return True
 
 
 class LinearChain(Chain):

@@ -18,7 +18,7 @@ from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from .nn import Block, Conv1d, Conv2d, Conv3d
-from .patterns import AXES
+from .patterns import CONVOLUTIONS
 from .rehearsal import cloned, rehearsal
 
 
@@ -71,7 +71,8 @@ def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
 
 
 def _is_planned(module: nn.Module) -> bool:
-    return isinstance(module, tuple(AXES)) or (isinstance(module, nn.Linear) and is_worth(module))
+    return isinstance(module, tuple(CONVOLUTIONS)) or (
+        isinstance(module, nn.Linear) and is_worth(module))
 
 
 def _running(names: dict[nn.Module, str]) -> str:
