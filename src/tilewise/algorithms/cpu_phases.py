@@ -42,8 +42,8 @@ class CpuPhases(CpuAlgorithm):
             return [f"direction is {p.direction}, needs backward_data"]
         found = phases(p)
         if not found:
-            return [f"stride is {p.stride} and padding {p.padding}, needs a stride above 1 and "
-                    "padding within the filter"]
+            return [f"stride is {p.stride} and the image {p.h}x{p.w}, needs a stride above 1 and "
+                    "an image as large"]
         if p.epilogue != Epilogue() and not covers(p):
             return [f"filter is {p.r}x{p.s} and stride {p.stride}, needs a filter that reaches "
                     "every pixel where something follows"]

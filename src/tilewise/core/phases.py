@@ -42,16 +42,14 @@ class _Axis:
 def phases(p: Problem) -> tuple[Phase, ...]:
     """Of a gradient of the input; pixels that no tap reaches are in none of them.
 
-    None at all for what is no such problem, or has no pixel in some phase, or where a phase would
-    have negative padding.
+    None at all for what is no such problem, or has no pixel in some phase. Where a phase does not
+    need the last rows of the input, or the first, its padding is negative.
     """
     if p.direction != "backward_data" or p.stride == (1, 1) or p.h < p.stride[0] or (
             p.w < p.stride[1]):
         return ()
     down = _axis(p.h, p.conv_h, p.r, p.stride[0], p.dilation[0], p.padding[0])
     across = _axis(p.w, p.conv_w, p.s, p.stride[1], p.dilation[1], p.padding[2])
-    if any(min(axis.padding) < 0 for axis in (*down, *across)):
-        return ()
     return tuple(_phase(p, a, b) for a in down for b in across)
 
 

@@ -159,6 +159,8 @@ class Problem:
         if self.n < 0:
             yield f"n is {self.n}, needs at least 0"
         for name, least in (("stride", 1), ("dilation", 1), ("padding", 0)):
+            if name == "padding" and self.grid:
+                continue  # negative: rows and columns that a phase does not need
             if min(getattr(self, name)) < least:
                 yield f"{name} is {getattr(self, name)}, needs at least {least} everywhere"
         if self.groups > 0 and (self.c % self.groups or self.k % self.groups):
@@ -390,7 +392,7 @@ def _print(p: Problem) -> str:
     return "_".join(words) + str(p.epilogue)
 
 
-_SIDES = r"\d+(?:-\d+)?"
+_SIDES = r"-?\d+(?:--?\d+)?"
 _GRAMMAR = re.compile(
     r"n(?P<n>\d+)c(?P<c>\d+)h(?P<h>\d+)w(?P<w>\d+)k(?P<k>\d+)r(?P<r>\d+)s(?P<s>\d+)"
     r"(?:u(?P<u>\d+(?:x\d+)?))?"
@@ -407,7 +409,7 @@ def _two(text: str | None, default: str) -> tuple[str, str]:
 
 
 def _both_sides(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
+    first, last = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", text).groups()  # type: ignore[union-attr]
     return int(first), int(last or first)
 
 
