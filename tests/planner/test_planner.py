@@ -24,6 +24,7 @@ from tilewise.core import (
     TilewiseError,
 )
 from tilewise.planner import Planner
+from tilewise.planner.classes import representative
 from tilewise.planner.layers import MANY, NEAR, SOON
 from tilewise.planner.measure import interleaved
 from tilewise.runtime.engine import random_operands
@@ -404,3 +405,12 @@ def test_numbers_of_threads_share_what_a_layer_has():
                 algorithm = planner.algorithm(plan.algorithm)
                 forms.add((plan.algorithm, str(algorithm.weight_of(plan.inner, plan.schedule))))
             assert len(forms) == 1, (str(p), first, second)
+
+
+@pytest.mark.parametrize(("line", "own"), [
+    ("n1c8h64w64k8r3s3p4d4", True), ("n1c8h64w64k8r3s3p1x2d1x4", True),
+    ("n1c8h10w64k8r3s3p1x2d1x2", False), ("n1c8h64w64k8r3s3p2d2", False),
+    ("n1c8h64w64k8r3s3p1", False)])
+def test_images_of_few_pixels_a_phase_are_planned_for_their_own_size(line: str, own: bool) -> None:
+    p = Problem.parse(line + "_f32_forward")
+    assert (representative(p) == p) is own

@@ -21,6 +21,7 @@ ROWS = (1, 2, 4, 7, 8, 14, 16, 28)
 MET = 4  # tiles with the fewest cycles whose costs are compared
 ROWS_APART = 1.05  # times as long as a tile of one row that has as many pixels
 GATHER = 8.0  # cycles to find the channels of a group in a pixel
+FAR = 18.0  # bytes a cycle of weights that stay outside the second cache
 
 
 class CpuDirect(CpuAlgorithm):
@@ -86,7 +87,8 @@ def _default(p: Problem, t: Target) -> Schedule:
         return math.ceil(k_vectors / tile[2]) * _image_cycles(p, t, tile, 1)
 
     best = sorted(_tiles(p, t), key=cycles)[:MET]
-    return min((_with_tile(p, t, *tile) for tile in best), key=lambda s: _cost(p, wide, s))
+    return min((s for tile in best for s in _with_tile(p, t, *tile)),
+               key=lambda s: _cost(p, wide, s))
 
 
 def _tiles(p: Problem, t: Target) -> list[tuple[int, int, int]]:
@@ -96,11 +98,14 @@ def _tiles(p: Problem, t: Target) -> list[tuple[int, int, int]]:
             for vectors in range(1, min(4, widest) + 1) if fits(t, tile_h * tile_w, vectors)]
 
 
-def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int, vectors: int) -> Schedule:
+def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int, vectors: int) -> list[Schedule]:
     s = Schedule(tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=_unroll(p), block_rows=1,
                  block_cols=1, split=1, k_parts=1,
                  streaming=streams(p, t) and p.group_k % t.lanes == 0)
-    return _with_blocks(p, t, s)
+    if not skips(p):
+        return [_with_blocks(p, t, s)]
+    # taps far apart use a weight seldom, so that fewer channels at a time may pay
+    return [_with_blocks(p, t, s, split) for split in (1, 2, 4, 8) if p.group_c % split == 0]
 
 
 def _unroll(p: Problem) -> int:
@@ -116,6 +121,8 @@ def _with_blocks(p: Problem, t: Target, s: Any, split: int | None = None) -> Sch
     k_blocks = math.ceil(p.group_k / (t.lanes * s.vectors))
     tile_rows, images = math.ceil(p.conv_h / s.tile_h), p.n * p.groups
     row_bytes = 4 * p.group_c * p.padded_w * s.tile_h * p.stride[0]
+    if skips(p):
+        row_bytes = 4 * p.group_c // (split or 1) * p.w * p.stride[0]
     high = 1
     for block in ROWS[1:]:
         if (block // 2 < tile_rows and block * row_bytes <= t.l2 / 2
@@ -156,6 +163,20 @@ def _image_cycles(p: Problem, t: Target, tile: tuple[int, int, int], split: int)
     return total
 
 
+def _far_cycles(p: Problem, t: Target, s: Any) -> float:
+    """To bring weights to every register tile, where those of a row of tiles do not stay near."""
+    if not skips(p):
+        return 0.0
+    down = sum(rows * taps for rows, taps in rows_seen(p))  # taps of a column of outputs
+    tap = 4.0 * p.group_c // s.split * s.vectors * t.lanes
+    if tap * p.s * down / p.conv_h < t.l2 / 2:
+        return 0.0
+    sizes = piece_sizes(s.tile_w)
+    across = sum(taps * sum(fitted(columns, sizes)) for columns, taps in cols_seen(p))
+    blocks = p.n * p.groups * math.ceil(p.group_k / t.lanes / s.vectors) * s.split
+    return blocks * tap * down * across / FAR
+
+
 def _cost(p: Problem, t: Target, s: Any) -> float:
     k_vectors = math.ceil(p.group_k / t.lanes)
     tile_rows = math.ceil(p.conv_h / s.tile_h)
@@ -177,6 +198,7 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     if p.epilogue.pool > 1:
         whole = p.output_bytes * p.epilogue.pool ** 2
         extra, pooling = extra + whole - p.output_bytes, REGION + traffic(t, 2 * whole)
-    cycles = image * images + packed + stream + apart
+    products, far = image * images, _far_cycles(p, t, s)
+    cycles = max(products, far) + 0.3 * min(products, far) + packed + stream + apart
     return pooling + seconds(t, cycles, p.image_bytes + extra, tasks, 1 if s.split == 1 else 2,
                              weight_traffic(p, t))
