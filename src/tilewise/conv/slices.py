@@ -105,7 +105,7 @@ class Volume:
         x, y = slices(call.x), _empty(p.n, p)
         residual = None if call.residual is None else slices(call.residual)
         spare = _empty(_most(self.stretches), p)
-        taps = {place: _Taps(run, call, *place) for place, run in self.runs.items()}
+        taps = {place: _Taps(run, call, place[1]) for place, run in self.runs.items()}
         for image in range(count):
             start = image * depth.outputs
             self._one(taps, x[image * depth.size:], y[start:], spare,
@@ -131,10 +131,9 @@ class Volume:
 class _Taps:
     """The taps at one place of a sum, with their weights and what they read for each channel."""
 
-    def __init__(self, run: Executable, call: Call, begins: bool, ends: bool) -> None:
+    def __init__(self, run: Executable, call: Call, ends: bool) -> None:
         self._run, self._weights = run, prepared_taps(call.weight, run).value
-        self._channels = joined(call.bias if begins else None, call.slope if ends else None,
-                                call.weight.shape[0])
+        self._channels = joined(call.bias, call.slope if ends else None, call.weight.shape[0])
 
     def __call__(self, tap: int, x: Tensor, before: Tensor | None, out: Tensor) -> Tensor:
         return self._run(x, self._weights[tap], self._channels, before, out)
