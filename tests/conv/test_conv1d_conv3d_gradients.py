@@ -82,7 +82,7 @@ def test_gradients_of_channels_last_volumes(options: dict[str, Any]) -> None:
 
 
 def test_uneven_padding() -> None:
-    x, weight, bias = operands(3)
+    x, weight, _ = operands(3)
     ours, theirs = leaves([x, weight], torch.float32), leaves([x, weight], torch.float64)
     y = tilewise.conv3d(*ours, padding=(1, 0, 2, 1, 0, 1))
     wanted = F.conv3d(F.pad(theirs[0], (0, 1, 2, 1, 1, 0)), theirs[1])

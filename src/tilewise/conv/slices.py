@@ -29,8 +29,10 @@ from .calls import Call
 from .devices import target_of
 from .ops import ENGINE
 
+PYTHON = 2e-5  # seconds around a call
+MARGIN, THIN = 0.9, 2.0  # of torch's estimate that ours may take; it is too low for Tx1x1 taps
 Place = tuple[bool, bool]  # whether a tap is the first and the last of a sum
-TOGETHER = 2 << 20  # bytes of output slices whose sums are added up at once, so near in a cache
+TOGETHER = 8 << 20  # bytes of output slices whose sums are added up at once: few calls, near caches
 
 
 class Stretch(NamedTuple):
@@ -103,7 +105,7 @@ class Volume:
         x, y = slices(call.x), _empty(p.n, p)
         residual = None if call.residual is None else slices(call.residual)
         spare = _empty(_most(self.stretches), p)
-        taps = {place: _Taps(run, call, *place) for place, run in self.runs.items()}
+        taps = {place: _Taps(run, call, place[1]) for place, run in self.runs.items()}
         for image in range(count):
             start = image * depth.outputs
             self._one(taps, x[image * depth.size:], y[start:], spare,
@@ -129,10 +131,9 @@ class Volume:
 class _Taps:
     """The taps at one place of a sum, with their weights and what they read for each channel."""
 
-    def __init__(self, run: Executable, call: Call, begins: bool, ends: bool) -> None:
+    def __init__(self, run: Executable, call: Call, ends: bool) -> None:
         self._run, self._weights = run, prepared_taps(call.weight, run).value
-        self._channels = joined(call.bias if begins else None, call.slope if ends else None,
-                                call.weight.shape[0])
+        self._channels = joined(call.bias, call.slope if ends else None, call.weight.shape[0])
 
     def __call__(self, tap: int, x: Tensor, before: Tensor | None, out: Tensor) -> Tensor:
         return self._run(x, self._weights[tap], self._channels, before, out)
@@ -162,16 +163,24 @@ def _planned(call: Call) -> Volume:
     most = _most(stretches)
     plans = {place: _plan(call, p.with_(n=most), t, *place)
              for place in dict.fromkeys(place for _, place in places)}
-    seconds = sum(plans[place].seconds * count / most for count, place in places) * len(call.x)
+    seconds = sum(_seconds(plans[place], count) for count, place in places) * len(call.x)
     if call.algorithm is None and not pays(seconds, p, t, depth):
         return Volume(p, depth)
     return Volume(p, depth, stretches, plans)
 
 
 def pays(seconds: float, p: Problem, t: Target, depth: Depth) -> bool:
-    """Whether torch's convolution of the whole should take longer."""
+    """Whether torch's convolution of the whole should take longer; with groups it was faster."""
     whole = p.with_(c=p.c * depth.taps)  # as many products, in as long sums
-    return seconds < ENGINE.plan(whole, t, algorithm="vendor").seconds
+    theirs = ENGINE.plan(whole, t, algorithm="vendor").seconds
+    share = THIN if (p.r, p.s) == (1, 1) and p.k >= t.lanes else MARGIN
+    return p.groups == 1 and seconds < share * theirs
+
+
+def _seconds(plan: Plan, count: int) -> float:
+    """The time of so many slices: weights are read anew, however few there are."""
+    algorithm = ENGINE.planner.algorithm(plan.algorithm)
+    return PYTHON + algorithm.cost(plan.inner.with_(n=count), plan.target, plan.schedule)
 
 
 def _plan(call: Call, p: Problem, t: Target, begins: bool, ends: bool) -> Plan:
