@@ -112,8 +112,9 @@ def test_a_gradient_of_the_input_is_a_forward_convolution(planner: Planner) -> N
                         algorithm="cpu_direct")
     assert str(plan.inner) == "n1c4h8w11k8r3s5p1-2x0_f32_forward"
     strided = Problem.parse("n1c8h9w7k4r3s3u2_f32_backward_data")
-    assert [a.algorithm for a in planner.candidates(strided, HOST) if a.plan] == [
-        "vendor", "reference"]
+    able = {a.algorithm for a in planner.candidates(strided, HOST) if a.plan}
+    assert able >= {"vendor", "reference", "cpu_phases", "cpu_phases_winograd"}
+    assert all(name.startswith("cpu_phases") for name in able - {"vendor", "reference"})
 
 
 def test_a_schedule_that_does_not_exist(planner: Planner) -> None:

@@ -14,7 +14,7 @@ from ..core.phases import Phase, covers, phases, weights
 from ..core.problem import Epilogue, Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import CpuAlgorithm
+from .common import CpuAlgorithm, cpu_f32
 
 LINE = 64  # bytes: where the weights of a phase begin
 WORD = 8
@@ -38,16 +38,20 @@ class CpuPhases(CpuAlgorithm):
         self.exact_on_integers = all(each.exact_on_integers for each in algorithms)
 
     def reject(self, p: Problem, t: Target) -> list[str]:
+        reasons = cpu_f32(p, t)
         if p.direction != "backward_data":
-            return [f"direction is {p.direction}, needs backward_data"]
-        found = phases(p)
-        if not found:
+            reasons.append(f"direction is {p.direction}, needs backward_data")
+        return reasons or self._no_phases(p) or next(
+            (self._reasons(phase, t) for phase in phases(p) if not self._able(phase, t)), [])
+
+    def _no_phases(self, p: Problem) -> list[str]:
+        if not phases(p):
             return [f"stride is {p.stride} and the image {p.h}x{p.w}, needs a stride above 1 and "
                     "an image as large"]
         if p.epilogue != Epilogue() and not covers(p):
             return [f"filter is {p.r}x{p.s} and stride {p.stride}, needs a filter that reaches "
                     "every pixel where something follows"]
-        return next((self._reasons(phase, t) for phase in found if not self._able(phase, t)), [])
+        return []
 
     def _able(self, phase: Phase, t: Target) -> list[Algorithm]:
         return [each for each in self.algorithms.values()

@@ -204,7 +204,11 @@ class Block(nn.Module):
 
 
 class TransposedBlock(Block):
-    """A transposed convolution of one or two axes (+ activation)."""
+    """A transposed convolution of one or two axes (+ activation).
+
+    >>> TransposedBlock(nn.ConvTranspose2d(8, 4, 2, 2))(torch.randn(1, 8, 5, 5)).shape
+    torch.Size([1, 4, 10, 10])
+    """
 
     def forward(self, x: Tensor, residual: Tensor | None = None,
                 slope: Tensor | None = None) -> Tensor:
