@@ -148,7 +148,10 @@ class Up(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.up = nn.Conv2d(3, 16, 3, padding=1), nn.ConvTranspose2d(16, 8, 2, 2)
-        self.then, self.norm = nn.ConvTranspose2d(8, 8, 4, 2, 1, bias=False), nn.BatchNorm2d(8)
+        self.then = nn.ConvTranspose2d(8, 8, 4, 2, 1, groups=2, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(.5, 2)
         self.slopes = nn.PReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -165,6 +168,7 @@ def test_in_models(keep: bool) -> None:
         fast = tilewise.optimize(model, x, keep_original=keep)
         found = [block for block in blocks(fast) if isinstance(block, TransposedBlock)]
         assert [block.activation for block in found] == ["relu", None]
+        assert [block._parts[1] is not None for block in found] == [False, keep]
         assert error(fast(x), expected) < 1e-5
         assert error(fast(x[..., :7]), model.double()(x[..., :7].double())) < 1e-5
 
@@ -180,3 +184,54 @@ def test_a_compiled_model() -> None:
     assert torch.allclose(compiled(x), run(x))
     first, second = (torch.autograd.grad(f(x).sum(), x)[0] for f in (compiled, run))
     assert torch.allclose(first, second)
+
+
+def test_a_norm_behind_it_is_trained() -> None:
+    """In training mode its statistics move; with gradients, torch's norm is called."""
+    torch.manual_seed(0)
+    ours = tilewise.optimize(Up())
+    theirs = Up().double()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 3, 8, 8)
+    for mode in (True, False):
+        found, expected = ours.train(mode)(x), theirs.train(mode)(x.double())
+        assert error(found, expected) < 1e-5
+        found.sum().backward()
+        expected.sum().backward()
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert error(one.grad, other.grad) < 1e-4
+    assert error(ours.norm.running_mean, theirs.norm.running_mean) < 1e-5
+
+
+def test_a_changed_norm_counts() -> None:
+    model, x = Up().eval(), torch.randn(1, 3, 8, 8)
+    fast = tilewise.optimize(model)
+    with torch.inference_mode():
+        fast(x)
+        fast.norm.weight.mul_(3)
+        assert error(fast(x), _plain(fast, x)) < 1e-5
+
+
+def _plain(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    fresh = Up().eval().double()
+    fresh.load_state_dict(model.state_dict())
+    return fresh(x.double())
+
+
+def test_the_backend_finds_it() -> None:
+    from tilewise.model.dynamo import rewrite, transpose
+
+    torch.manual_seed(0)
+    model, x = Up().eval(), torch.randn(1, 3, 8, 8)
+    seen: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        assert rewrite(graph) == 3
+        seen.extend(node.kwargs["activation"] for node in graph.graph.nodes
+                    if node.target is transpose)
+        return graph.forward
+
+    with torch.inference_mode():
+        found = torch.compile(model, backend=backend)(x)
+    assert seen == ["relu", None]
+    assert error(found, _plain(model, x)) < 1e-5

@@ -18,7 +18,7 @@ from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
 from ..kernels import precision
 from ..runtime.executable import Executable
-from ..runtime.weights import prepared
+from ..runtime.weights import Norm, folded_transposed, prepared
 from .again import form
 from .calls import GRADIENT, KERNEL, NAMES, OPERATOR, Call, check_tensors, gate, is_channels_last
 from .devices import target_of
@@ -89,6 +89,25 @@ def conv_transpose2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
         result: Tensor = _OP(*call)
         return result
     return _differentiable(call) if who == GRADIENT else _by_torch(call)
+
+
+def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Norm | None,
+           activation: str | None = None, max_error: float | None = None) -> Tensor:
+    """`conv_transpose2d` or `conv_transpose1d` with a batch norm in eval mode behind it.
+
+    It is multiplied into the weight, which is remembered, where nobody watches.
+    """
+    run: Any = conv_transpose1d if weight.dim() == 3 else conv_transpose2d
+    if norm is None:
+        return run(x, weight, bias, *args, activation=activation, max_error=max_error)
+    groups = args[3]
+    fits = norm[0].dtype == weight.dtype and norm[0].shape == (weight.shape[1] * groups,)
+    if fits and x.dim() == weight.dim() and gate(Call(x, weight, bias), *norm[:4]) == KERNEL:
+        weight, bias = folded_transposed(weight, bias, norm, groups)
+        return run(x, weight, bias, *args, activation=activation, max_error=max_error)
+    mean, variance, scale, shift, eps = norm
+    y = run(x, weight, bias, *args, max_error=max_error)
+    return then(F.batch_norm(y, mean, variance, scale, shift, eps=eps), activation, 1)
 
 
 def _is_gradient(call: Transposed) -> bool:

@@ -109,7 +109,10 @@ def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor |
 
 
 def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> Tensor:
-    call = call_of(*block.call(x), activation=block.activation, max_error=block.max_error)
+    x, weight, bias, *rest = block.call(x)
+    norm = block._parts[1]
+    call = call_of(x, weight, bias if norm is None else norm.running_mean, *rest,
+                   activation=block.activation, max_error=block.max_error)
     if x.dtype == torch.float32:
         _ask(plan_of_transposed(call), found)
     y = shape_of_transposed(call)

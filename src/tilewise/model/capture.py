@@ -150,13 +150,13 @@ class Capture:
             axes = AXES.get(type(module))
             if axes is not None and module.padding_mode == "zeros":
                 chain = Chain(effects, self.module_of, node, self._norm_of, axes)
-                norm = None if chain.norm is None else (
-                    self.module_of(chain.norm) or self._norm_of(chain.norm))
-                block: Any = Block(module, norm, chain.activation, chain.pool, max_error)
+                block: Any = Block(module, self._norm(chain), chain.activation, chain.pool,
+                                   max_error)
                 self._put(chain, block, (*node.args, chain.residual, self._slope(chain)))
             elif type(module) in TRANSPOSED:
-                chain = TransposedChain(effects, self.module_of, node)
-                self._put(chain, TransposedBlock(module, None, chain.activation,
+                chain = TransposedChain(effects, self.module_of, node, self._norm_of,
+                                        TRANSPOSED[type(module)])
+                self._put(chain, TransposedBlock(module, self._norm(chain), chain.activation,
                                                  max_error=max_error), node.args)
             elif type(module) is nn.Linear and is_worth(module):
                 chain = LinearChain(effects, self.module_of, node)
@@ -167,6 +167,10 @@ class Capture:
         self.is_channels_last = several and inside.is_safe()
         if self.is_channels_last:
             inside.run()
+
+    def _norm(self, chain: Chain) -> Any:
+        return None if chain.norm is None else (
+            self.module_of(chain.norm) or self._norm_of(chain.norm))
 
     def _norm_of(self, node: fx.Node) -> Any:
         """The module whose numbers a function normalises with, all of them as in eval mode."""

@@ -17,11 +17,21 @@ from ..conv.axes import convolve as run
 from ..conv.calls import is_by_filter
 from ..conv.ops import then
 from ..conv.options import output_shape
+from ..conv.transposed import normed as transpose
 from .effects import Effects
 from .layout import Drawn, Inside
-from .patterns import CONVOLUTION, F_BATCH_NORM, Chain, arguments, padded_by
+from .patterns import (
+    CONVOLUTION,
+    F_BATCH_NORM,
+    TRANSPOSED_CONVOLUTION,
+    Chain,
+    TransposedChain,
+    arguments,
+    padded_by,
+)
 
 AXES = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2}
 NORM = ("running_mean", "running_var", "weight", "bias", "eps")
 
 
@@ -44,10 +54,10 @@ def rewrite(model: fx.GraphModule) -> int:
     """Replace the convolutions of a captured graph; returns how many there were."""
     graph = model.graph
     found = [node for node in graph.nodes
-             if node.op == "call_function" and node.target in AXES]
+             if node.op == "call_function" and node.target in {*AXES, *TRANSPOSED}]
     effects = Effects(graph, _no_module)
     for node in found:
-        _replace(graph, effects, node)
+        (_replace if node.target in AXES else _replace_transposed)(graph, effects, node)
     inside = _Inside(graph, _no_module)
     if found and inside.is_safe():
         inside.run()
@@ -81,6 +91,19 @@ def _replace(graph: fx.Graph, effects: Effects, conv: fx.Node) -> None:
         graph.erase_node(pad)
 
 
+def _replace_transposed(graph: fx.Graph, effects: Effects, conv: fx.Node) -> None:
+    options = arguments(conv, TRANSPOSED_CONVOLUTION)
+    chain = TransposedChain(effects, _no_module, conv, axes=TRANSPOSED[conv.target])
+    norm = {} if chain.norm is None else arguments(chain.norm, F_BATCH_NORM)
+    with graph.inserting_after(chain.last):
+        fused = graph.call_function(
+            transpose, tuple(options.values()),
+            {"norm": [norm[name] for name in NORM] if norm else None,
+             "activation": chain.activation})
+    fused.meta = dict(chain.last.meta)
+    chain.replace_by(graph, fused)
+
+
 class _Inside(Inside):
     """Channels-last between the convolutions of a graph whose inputs are also parameters."""
 
@@ -88,7 +111,7 @@ class _Inside(Inside):
         return []  # each convolution does it: nothing tells an image from a weight
 
     def is_block(self, node: fx.Node) -> bool:
-        return node.target is convolve
+        return node.target in (convolve, transpose)
 
     def drawn(self, call: Drawn, args: Any, kwargs: Any) -> fx.Node:
         return self.graph.call_function(call, ((), *args), kwargs)

@@ -13,9 +13,9 @@ from ..conv.axes import convolve
 from ..conv.calls import is_by_filter
 from ..conv.ops import call_again, then
 from ..conv.options import options_of, output_shape
-from ..conv.transposed import conv_transpose1d, conv_transpose2d
+from ..conv.transposed import conv_transpose1d, conv_transpose2d, normed
 from ..core.errors import TilewiseError
-from ..runtime.weights import Norm, fold
+from ..runtime.weights import Norm, fold, fold_transposed
 
 
 class _Convolution:
@@ -180,12 +180,15 @@ class Block(nn.Module):
         conv, norm = self._parts
         weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
         if norm is not None:
-            weight, bias = fold(weight, bias, *_values(norm))
+            weight, bias = self._fold(weight, bias, norm)
         mine = copy.deepcopy(conv, {id(t): None for t in conv.parameters()})
         mine.weight = nn.Parameter(weight, requires_grad=False)
         mine.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._parts, self.conv, self.was_normed = (mine, None), mine, norm is not None
         self.__class__ = _FoldedTransposed if isinstance(self, TransposedBlock) else _Folded
+
+    def _fold(self, weight: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+        return fold(weight, bias, *_values(norm))
 
     def _convolve(self, x: Tensor, norm: Any = None, **tail: Any) -> Tensor:
         conv = self._parts[0]
@@ -204,7 +207,7 @@ class Block(nn.Module):
 
 
 class TransposedBlock(Block):
-    """A transposed convolution of one or two axes (+ activation).
+    """A transposed convolution of one or two axes (+ batch norm) (+ activation).
 
     >>> TransposedBlock(nn.ConvTranspose2d(8, 4, 2, 2))(torch.randn(1, 8, 5, 5)).shape
     torch.Size([1, 4, 10, 10])
@@ -212,7 +215,7 @@ class TransposedBlock(Block):
 
     def forward(self, x: Tensor, residual: Tensor | None = None,
                 slope: Tensor | None = None) -> Tensor:
-        return self._convolve(x, activation=self.activation)
+        return self._anew(x, None, None)
 
     def call(self, x: Tensor) -> tuple[Any, ...]:
         """The arguments of `conv_transpose2d`."""
@@ -220,9 +223,13 @@ class TransposedBlock(Block):
         return (x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding,
                 conv.groups, conv.dilation)
 
-    def _convolve(self, x: Tensor, norm: Any = None, **tail: Any) -> Tensor:
-        run = conv_transpose1d if self.axes == 1 else conv_transpose2d
-        return run(*self.call(x), max_error=self.max_error, **tail)
+    def _convolve(self, x: Tensor, norm: Any = None, activation: str | None = None,
+                  **tail: Any) -> Tensor:
+        return normed(*self.call(x), norm=None if norm is None else _values(norm),
+                      activation=activation, max_error=self.max_error)
+
+    def _fold(self, weight: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+        return fold_transposed(weight, bias, _values(norm), self._parts[0].groups)
 
 
 class _Folded(Block):

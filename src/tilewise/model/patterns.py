@@ -122,7 +122,7 @@ class Chain:
 class TransposedChain(Chain):
     """What follows a transposed convolution."""
 
-    STEPS = ("_activate",)
+    STEPS = ("_norm", "_activate")
 
     def _activate(self, user: fx.Node) -> bool:
         if not super()._activate(user) or self.slope is not None:
@@ -141,6 +141,8 @@ F_BATCH_NORM = {"input": None, "running_mean": None, "running_var": None, "weigh
                 "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
 F_MAX_POOL = {"input": None, "kernel_size": 2, "stride": None, "padding": 0, "dilation": 1,
               "ceil_mode": False, "return_indices": False}
+TRANSPOSED_CONVOLUTION = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0,
+                          "output_padding": 0, "groups": 1, "dilation": 1}
 CONVOLUTION = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0,
                "dilation": 1, "groups": 1}
 

@@ -161,6 +161,28 @@ def folded(weight: Tensor, bias: Tensor | None, norm: Norm) -> tuple[Tensor, Ten
     return found
 
 
+def folded_transposed(weight: Tensor, bias: Tensor | None, norm: Norm,
+                      groups: int) -> tuple[Tensor, Tensor]:
+    """The same of a transposed convolution."""
+    *tensors, eps = norm
+    found: tuple[Tensor, Tensor] = made(
+        ("transposed", eps, groups), lambda: fold_transposed(weight, bias, norm, groups), weight,
+        bias, *tensors).value
+    return found
+
+
+def fold_transposed(weight: Tensor, bias: Tensor | None, norm: Norm,
+                    groups: int) -> tuple[Tensor, Tensor]:
+    """A batch norm behind a transposed convolution, whose filters lie along the second axis."""
+    whole, offset = fold(_turned(weight, groups), bias, *norm)
+    return _turned(whole, groups).contiguous(), offset
+
+
+def _turned(weight: Tensor, groups: int) -> Tensor:
+    """Input and output channels of each group swapped; its own inverse."""
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
 @torch.no_grad()
 def fold(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
          scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
