@@ -233,3 +233,15 @@ def test_torch_runs_what_it_is_faster_at() -> None:
     large = draw(1, 64, 16, 64, 64), draw(64, 64, 3, 3, 3)
     call = slices.Call(*large, None, None, (1, 1, 1), (1,) * 6, (1, 1, 1))
     assert slices.volume_of(call).stretches
+
+
+@pytest.mark.parametrize(("channels", "sides"), [(64, (8, 28, 28)), (4, (5, 5, 5))])
+def test_the_layout_of_volumes_does_not_depend_on_who_runs_them(channels, sides):
+    """Slices or torch: channels-last where the input is, as the operator's shape says."""
+    weight = torch.randn(channels, channels, 3, 3, 3)
+    for layout in (torch.contiguous_format, torch.channels_last_3d):
+        x = torch.randn(1, channels, *sides).contiguous(memory_format=layout)
+        args = (x, weight, None, None, [1] * 3, [1] * 6, [1] * 3, 1, None, 1, None, None)
+        torch.library.opcheck(torch.ops.tilewise.conv3d.default, args,
+                              test_utils=("test_faketensor",))
+        assert tilewise.conv3d(x, weight, padding=1).is_contiguous(memory_format=layout)

@@ -128,6 +128,7 @@ def test_phases_serve_it() -> None:
     ({"activation": "prelu"}, "activation is 'prelu'"),
     ({"weight": torch.randn(8, 4, 3, 3, dtype=torch.float64)}, "need one dtype"),
     ({"stride": (1, 2, 3)}, "stride is"),
+    ({"padding": "same"}, "padding has 's'"),
 ])
 def test_complaints(change: dict[str, Any], says: str) -> None:
     given = {"x": torch.randn(1, 8, 6, 6), "weight": torch.randn(8, 4, 3, 3), **change}
@@ -235,3 +236,44 @@ def test_the_backend_finds_it() -> None:
         found = torch.compile(model, backend=backend)(x)
     assert seen == ["relu", None]
     assert error(found, _plain(model, x)) < 1e-5
+
+
+@pytest.mark.parametrize("change", [
+    {"bias": torch.zeros(1)}, {"bias": torch.zeros(64, dtype=torch.float64)},
+    {"residual": torch.zeros(1, 64, 48, 48, dtype=torch.float16)},
+    {"bias": torch.zeros(64, device="meta")}])
+def test_every_call_is_checked(change: dict[str, Any]) -> None:
+    """Also one whose plan is known: kernels look at nothing but addresses."""
+    given = {"x": torch.randn(1, 64, 24, 24), "weight": torch.randn(64, 64, 4, 4), "stride": 2,
+             "padding": 1, "bias": torch.zeros(64), "residual": torch.zeros(1, 64, 48, 48)}
+    with torch.inference_mode():
+        tilewise.conv_transpose2d(**given)
+        with pytest.raises(InvalidProblem):
+            tilewise.conv_transpose2d(**{**given, **change})
+
+
+@pytest.mark.parametrize("conv", [nn.Conv1d(8, 6, 3), nn.ConvTranspose1d(8, 6, 3, 2)])
+def test_signals_can_be_viewed(conv: nn.Module) -> None:
+    """Tokens, turned: torch's result is contiguous."""
+    fast = tilewise.optimize(nn.Sequential(conv, nn.ReLU()).eval())
+    x = torch.randn(2, 20, 8).transpose(1, 2)
+    with torch.inference_mode():
+        y = fast(x)
+        assert y.stride() == conv(x).stride()
+        y.view(2, -1)
+
+
+def test_a_norm_wants_a_batch() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(4, 6, 2, 2), nn.BatchNorm2d(6)).eval()
+    with pytest.raises(ValueError, match="expected 4D input"):
+        tilewise.optimize(model)(torch.randn(4, 3, 3))
+
+
+def test_the_operator_is_as_it_says() -> None:
+    args = (torch.randn(1, 8, 6, 6), torch.randn(8, 4, 4, 4), torch.randn(4), None, [2, 2], [1, 1],
+            [0, 0], 1, [1, 1])
+    torch.library.opcheck(torch.ops.tilewise.conv_transpose2d.default, args,
+                          test_utils=("test_schema", "test_faketensor"))
+    last = [args[0].contiguous(memory_format=torch.channels_last), *args[1:]]
+    torch.library.opcheck(torch.ops.tilewise.conv_transpose2d.default, tuple(last),
+                          test_utils=("test_schema", "test_faketensor"))

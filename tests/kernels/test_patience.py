@@ -46,3 +46,12 @@ def test_short_bursts_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] += PAUSE + 0.1
     burst(patience, now, 2, LONG)
     assert len(stream.getvalue().splitlines()) == 2  # each burst anew
+
+
+def test_programs_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = Terminal()
+    closed.close()
+    for stream in (None, closed):
+        monkeypatch.setattr(sys, "stderr", stream)
+        now = [100.0]
+        burst(Patience(lambda now=now: now[0]), now, 3, LONG)

@@ -30,8 +30,9 @@ def convolve(x: Tensor, weight: Tensor, *args: Any, norm: Norm | None = None, po
         return conv2d_norm(x, weight, *args, norm=norm, pool=pool, **options)
     if norm is None:
         result: Tensor = CONVOLUTIONS[axes](x, weight, *args, **options)
-        return result
-    return _normed(x, weight, *args, norm=norm, **options)
+    else:
+        result = _normed(x, weight, *args, norm=norm, **options)
+    return result.contiguous() if axes == 1 else result  # signals are never channels-last in torch
 
 
 def plans_of(call: Call) -> list[Plan]:
@@ -48,7 +49,7 @@ def shape_of(call: Call) -> Tensor:
     if call.weight.dim() == 5:
         return volumes.shape_of(call)
     if call.weight.dim() == 3:
-        return ops.shape_of(as_images(call)).squeeze(2)
+        return ops.shape_of(as_images(call)).squeeze(2).contiguous()
     return ops.shape_of(call)
 
 

@@ -157,7 +157,12 @@ def check_operands(call: Call) -> None:
         raise InvalidProblem(f"input has {x.shape[1]} channels, needs "
                              f"{weight.shape[1] * call.groups} for a weight of shape "
                              f"{tuple(weight.shape)} and groups={call.groups}")
-    given = [t for t in call.tensors if t is not None]
+    check_kinds(*call.tensors)
+
+
+def check_kinds(*tensors: Tensor | None) -> None:
+    """Complain about operands on different devices, or of different types."""
+    given = [t for t in tensors if t is not None]
     dtypes, devices = {t.dtype for t in given}, {t.device for t in given}
     if len(devices) > 1:
         raise InvalidProblem(f"operands are on {', '.join(sorted(map(str, devices)))}, need one "

@@ -34,7 +34,8 @@ def _options(stride: Any, padding: Any, dilation: Any, groups: int, activation: 
              pool: int, taps: Sequence[int]) -> Options:
     if activation is not None or pool != 1:
         Epilogue(activation=activation, pool=pool)  # says what is wrong with either
-    steps, dilations = _each(stride, "stride", len(taps)), _each(dilation, "dilation", len(taps))
+    steps = numbers(stride, "stride", len(taps))
+    dilations = numbers(dilation, "dilation", len(taps))
     sides = _padding(padding, taps, steps, dilations)
     return steps, sides, dilations, _whole(groups, "groups"), activation, _whole(pool, "pool")
 
@@ -42,10 +43,10 @@ def _options(stride: Any, padding: Any, dilation: Any, groups: int, activation: 
 _known_options = lru_cache(maxsize=1024)(_options)
 
 
-def _each(value: int | Sequence[int], name: str, axes: int) -> tuple[int, ...]:
+def numbers(value: int | Sequence[int], name: str, axes: int) -> tuple[int, ...]:
     """A number for each axis."""
-    numbers = value if isinstance(value, Sequence) else (value,)
-    values = tuple(_whole(number, name) for number in numbers)
+    given = value if isinstance(value, Sequence) else (value,)
+    values = tuple(_whole(number, name) for number in given)
     if len(values) == 1:
         return values * axes
     if len(values) != axes:
@@ -70,7 +71,7 @@ def _padding(padding: Any, taps: Sequence[int], stride: tuple[int, ...],
         return _named_padding(padding, taps, stride, dilation)
     if isinstance(padding, Sequence) and len(padding) == 2 * len(taps):
         return tuple(_whole(side, "padding") for side in padding)
-    return tuple(side for side in _each(padding, "padding", len(taps)) for _ in range(2))
+    return tuple(side for side in numbers(padding, "padding", len(taps)) for _ in range(2))
 
 
 def _named_padding(padding: str, taps: Sequence[int], stride: tuple[int, ...],

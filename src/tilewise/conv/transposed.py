@@ -20,11 +20,21 @@ from ..kernels import precision
 from ..runtime.executable import Executable
 from ..runtime.weights import Norm, folded_transposed, prepared
 from .again import form
-from .calls import GRADIENT, KERNEL, NAMES, OPERATOR, Call, check_tensors, gate, is_channels_last
+from .calls import (
+    GRADIENT,
+    KERNEL,
+    NAMES,
+    OPERATOR,
+    Call,
+    check_kinds,
+    check_tensors,
+    gate,
+    is_channels_last,
+)
 from .devices import target_of
 from .lines import as_image
 from .ops import ENGINE, as_operator, then
-from .options import options_of
+from .options import numbers, options_of
 
 
 class Transposed(NamedTuple):
@@ -97,9 +107,11 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Nor
 
     It is multiplied into the weight, which is remembered, where nobody watches.
     """
-    run: Any = conv_transpose1d if weight.dim() == 3 else conv_transpose2d
+    run: Any = _lines if weight.dim() == 3 else conv_transpose2d
     if norm is None:
         return run(x, weight, bias, *args, activation=activation, max_error=max_error)
+    if weight.dim() == 4 and x.dim() != 4:  # as torch's norm says
+        raise ValueError(f"expected 4D input (got {x.dim()}D input)")
     groups = args[3]
     fits = norm[0].dtype == weight.dtype and norm[0].shape == (weight.shape[1] * groups,)
     if fits and x.dim() == weight.dim() and gate(Call(x, weight, bias), *norm[:4]) == KERNEL:
@@ -108,6 +120,11 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Nor
     mean, variance, scale, shift, eps = norm
     y = run(x, weight, bias, *args, max_error=max_error)
     return then(F.batch_norm(y, mean, variance, scale, shift, eps=eps), activation, 1)
+
+
+def _lines(*args: Any, **options: Any) -> Tensor:
+    """As models expect signals: contiguous."""
+    return conv_transpose1d(*args, **options).contiguous()
 
 
 def _is_gradient(call: Transposed) -> bool:
@@ -123,8 +140,10 @@ def call_of(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding
         raise InvalidProblem("activation is 'prelu', needs one without slopes")
     axes = 1 if weight.dim() == 3 else 2
     steps, around, more, apart = (
-        options_of(value, 0, 1, groups, activation, 1, (1,) * axes)[0]
-        for value in (stride, padding, output_padding, dilation))
+        numbers(value, name, axes) for value, name in (
+            (stride, "stride"), (padding, "padding"), (output_padding, "output_padding"),
+            (dilation, "dilation")))
+    options_of(steps, 0, apart, groups, activation, 1, (1,) * axes)  # says what is wrong
     if axes == 1:
         x, weight = x.unsqueeze(-2), as_image(weight)
         residual = None if residual is None else residual.unsqueeze(-2)
@@ -145,6 +164,8 @@ def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     torch.Size([1, 4, 200])
     """
     check_tensors(x, weight)
+    if weight.dim() != 3 or x.dim() not in (2, 3):
+        return F.conv_transpose1d(x, weight)  # which says what is wrong
     call = call_of(x, weight, bias, stride, padding, output_padding, groups, dilation,
                    activation=activation, residual=residual, max_error=max_error)
     return conv_transpose2d(*call[:3], *call[4:9], activation=activation, residual=call.residual,
@@ -169,6 +190,7 @@ def _run(call: Transposed) -> Tensor:
     x, weight = call.x, call.weight
     if len(x) == 0 or not x.is_cpu or x.dtype != torch.float32:
         return _by_torch(call)
+    _check(call)
     executable = _executable(call)
     ENGINE.tell(executable.plan)
     return executable(x, prepared(weight, executable).value, call.bias, call.residual)
@@ -192,7 +214,6 @@ def problem_of(call: Transposed) -> Problem:
     """The gradient of the input that a call is."""
     x, weight = call.x, call.weight
     shape = result_shape(call)
-    _check(call, shape)
     layout = "nhwc" if is_channels_last(x) or is_channels_last(weight) else "nchw"
     (top, left), (dh, dw), (down, across) = call.padding, call.dilation, call.stride
     return Problem(x.shape[0], shape[1], shape[2], shape[3], weight.shape[0], weight.shape[2],
@@ -201,9 +222,11 @@ def problem_of(call: Transposed) -> Problem:
                    Epilogue(call.bias is not None, call.residual is not None, call.activation))
 
 
-def _check(call: Transposed, shape: tuple[int, ...]) -> None:
-    """What torch would complain about, and a residual that does not fit."""
+def _check(call: Transposed) -> None:
+    """What torch would complain about, and a residual that does not fit; in every call."""
     x, weight, bias, residual = call[:4]
+    shape = result_shape(call)
+    check_kinds(x, weight, bias, residual)
     if x.shape[1] != weight.shape[0]:
         raise InvalidProblem(f"input has {x.shape[1]} channels, needs {weight.shape[0]} for a "
                              f"weight of shape {tuple(weight.shape)}")
@@ -211,9 +234,6 @@ def _check(call: Transposed, shape: tuple[int, ...]) -> None:
         raise InvalidProblem(f"bias has shape {tuple(bias.shape)}, needs ({shape[1]},)")
     if residual is not None and tuple(residual.shape) != shape:
         raise InvalidProblem(f"residual has shape {tuple(residual.shape)}, needs {shape}")
-    dtypes = {t.dtype for t in (x, weight, bias, residual) if t is not None}
-    if len(dtypes) > 1:
-        raise InvalidProblem(f"operands are {', '.join(sorted(map(str, dtypes)))}, need one dtype")
 
 
 def result_shape(call: Transposed) -> tuple[int, ...]:
@@ -235,6 +255,7 @@ def _conv_transpose2d(*args: Any) -> Tensor:
 def _fake(*args: Any) -> Tensor:
     """Shape and strides of the result, without computing it."""
     call = Transposed(*args)
+    _check(call)
     n, c, h, w = result_shape(call)
     if is_channels_last(call.x) or is_channels_last(call.weight):
         return call.x.new_empty((n, h, w, c)).permute(0, 3, 1, 2)

@@ -12,7 +12,7 @@ from .calls import Call
 from .devices import target_of
 from .gradients import by_engine
 from .ops import ENGINE
-from .slices import Depth, depth_of, images_of, planes, slices, volume_of
+from .slices import Depth, depth_of, images_of, slices, volume_of
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -44,8 +44,7 @@ def _of_input(call: Call, grad: Tensor) -> Tensor | None:
         return None
     for plan in volume.plans.values():
         ENGINE.tell(plan)
-    dx = volume(back)
-    return planes(dx) if call.x.is_contiguous() else dx
+    return volume(back)
 
 
 def _of_weight(call: Call, grad: Tensor) -> Tensor:

@@ -106,17 +106,23 @@ def _by_torch(call: Call) -> Tensor:
 def _run(call: Call) -> Tensor:
     x = call.x
     if len(x) == 0 or not x.is_cpu or x.dtype != torch.float32:
-        return _by_torch(call)
+        return _placed(_by_torch(call), x, call.weight)
     check_operands(call)
     if call.residual is not None:
         check_residual(call.residual, x, call.weight, *call[4:7])
     volume = volume_of(call)
     if not volume.stretches:
-        return _by_torch(call)
+        return _placed(_by_torch(call), x, call.weight)
     for plan in volume.plans.values():
         ENGINE.tell(plan)
     y = volume(call)
     return y if _is_last(x, call.weight) else planes(y)
+
+
+def _placed(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """In the layout that does not depend on who ran it."""
+    last = _is_last(x, weight)
+    return y.contiguous(memory_format=torch.channels_last_3d if last else torch.contiguous_format)
 
 
 def _is_last(x: Tensor, weight: Tensor) -> bool:
@@ -150,7 +156,8 @@ def _conv3d_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int],
                      padding: list[int], dilation: list[int], groups: int, wants: list[bool],
                      max_error: float | None) -> tuple[Tensor, ...]:
     call = Call(x, weight, None, None, stride, padding, dilation, groups, max_error=max_error)
-    found = by_slices(call, grad, wants)
+    dx, *others = by_slices(call, grad, wants)
+    found = (None if dx is None else _placed(dx, x, weight), *others)
     return tuple(grad.new_empty(0) if part is None else part for part in found)
 
 
