@@ -2,7 +2,10 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from .conv.lines import conv1d
 from .conv.ops import conv2d
+from .conv.transposed import conv_transpose1d, conv_transpose2d
+from .conv.volumes import conv3d
 from .core import Epilogue, Plan, Problem, Schedule, Target, TilewiseError
 from .image.filter2d import filter2d
 from .model import nn
@@ -19,5 +22,6 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+source"
 
 __all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError", "algorithms",
-           "conv2d", "explain", "filter2d", "gpu_audit", "nn", "optimize", "set_cache_limit",
+           "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "explain",
+           "filter2d", "gpu_audit", "nn", "optimize", "set_cache_limit",
            "set_memory_limit", "stream", "wisdom"]

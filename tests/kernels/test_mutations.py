@@ -177,7 +177,7 @@ MUTATIONS = {
             *(n - (i == pieces.index(max(pieces))) for i, n in enumerate(pieces)),)),
         "cpu_direct", PADDED, {"tile_h": 1, "tile_w": 4, "vectors": 1}),
     "a dilated walk goes astray": Mutation(
-        changed(direct.Geometry, "walk", skewed_walk), "cpu_direct", DILATED),
+        changed(direct.Geometry, "walk_seen", skewed_walk), "cpu_direct", DILATED),
     "the last channels count as a whole block": Mutation(
         changed(geometry.BlocksOfK, "has_tail", lambda _: False), "cpu_direct", PADDED),
     "padding is not packed": Mutation(

@@ -34,8 +34,8 @@ def replaced(owner: Any, name: str, value: Any) -> Patch:
 def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> Patch:
     """The patch that passes a cached property's value, or a function's result, through `change`."""
     original = vars(owner)[name]
-    if hasattr(original, "func"):  # a cached property
-        return replaced(owner, name, property(lambda self: change(original.func(self))))
+    if hasattr(original, "compute"):  # a cached property
+        return replaced(owner, name, property(lambda self: change(original.compute(self))))
     return replaced(owner, name, lambda *args, **options: change(original(*args, **options)))
 
 

@@ -93,21 +93,23 @@ def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Op
         image(*(outside if p.direction == "backward_data" else inside)),
         draw(p.k, p.group_c, p.r, p.s),
         channels(p, draw),
-        draw(*outside) if p.epilogue.residual else None)
+        draw(*(inside if p.direction == "backward_data" else outside))
+        if p.epilogue.residual else None)
 
 
 def channels(p: Problem, draw: Callable[[int], torch.Tensor]) -> torch.Tensor | None:
     """What kernels read for each output channel."""
-    bias = draw(p.k) if p.epilogue.bias else None
+    count = p.c if p.direction == "backward_data" else p.k
+    bias = draw(count) if p.epilogue.bias else None
     if not p.epilogue.has_slopes:
         return bias
-    return torch.cat((torch.full((p.k,), math.nan) if bias is None else bias, draw(p.k)))
+    return torch.cat((torch.full((count,), math.nan) if bias is None else bias, draw(count)))
 
 
 def exact(p: Problem, o: Operands) -> torch.Tensor:
     """The answer in float64; `reference.solve`, where it can be as one product over all windows."""
     if p.direction == "backward_data":
-        return data_gradient(p, o.x, o.weight)
+        return data_gradient(p, o.x, o.weight, o.bias, o.residual)
     windows = _windows(p, o.x)
     if p.direction == "backward_weight":
         grad = o.weight.double().unflatten(1, (p.groups, p.group_k))

@@ -8,6 +8,7 @@ from .cpu_direct_matrix import CpuDirectMatrix
 from .cpu_direct_weight import CpuDirectWeight
 from .cpu_direct_weight_matrix import CpuDirectWeightMatrix
 from .cpu_few_rows import CpuFewRows
+from .cpu_phases import CpuPhases
 from .cpu_pixels import CpuPixels
 from .cpu_pointwise import CpuPointwise
 from .cpu_winograd import CpuWinograd
@@ -36,6 +37,12 @@ ALGORITHMS: list[Algorithm] = [
     CpuDirectMatrix(6),
     CpuDirectMatrix(3),
     CpuDirectMatrix(1),
+    CpuPhases("cpu_phases", [CpuDirect()]),
+    CpuPhases("cpu_phases_winograd", [CpuDirect(), CpuWinograd()]),
+    CpuPhases("cpu_phases_bf16x6", [CpuDirect(), CpuWinograd(), CpuDirectMatrix(6),
+                                    CpuWinogradMatrix(6)]),
+    CpuPhases("cpu_phases_bf16x3", [CpuDirectMatrix(3), CpuWinogradMatrix(3)]),
+    CpuPhases("cpu_phases_bf16x1", [CpuDirectMatrix(1)]),
     CpuDepthwiseWeight(),
     CpuWinogradWeight(),
     CpuDirectWeight(),

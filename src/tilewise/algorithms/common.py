@@ -56,9 +56,9 @@ class CpuAlgorithm(Algorithm):
         return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes, *self.more)
 
 
-def cpu_f32_forward(p: Problem, t: Target) -> list[str]:
-    """What every fp32 forward kernel for CPUs asks for."""
-    reasons = cpu_f32(p, t)
+def cpu_f32_forward(p: Problem, t: Target, grid: bool = False) -> list[str]:
+    """What every fp32 forward kernel for CPUs asks for; `grid`: it can leave places between."""
+    reasons = cpu_f32(p, t) + ([] if grid else no_grid(p))
     if p.direction == "backward_data":
         reasons.append(f"direction is backward_data with stride {p.stride} and padding "
                        f"{p.padding}, needs stride 1 and padding within the filter")
@@ -73,6 +73,11 @@ def cpu_f32_weight(p: Problem, t: Target) -> list[str]:
     if p.direction != "backward_weight":
         reasons.append(f"direction is {p.direction}, needs backward_weight")
     return reasons
+
+
+def no_grid(p: Problem) -> list[str]:
+    """What a method asks for that writes whole results."""
+    return [] if p.grid is None else [f"results go to a {p.grid}, need to be all of it"]
 
 
 def cpu_f32(p: Problem, t: Target) -> list[str]:

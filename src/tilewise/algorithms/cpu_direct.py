@@ -8,9 +8,10 @@ from typing import Any
 
 from ..core.algorithm import accumulation_error
 from ..core.cost import REGION, seconds, tile_cycles, traffic
-from ..core.cut import counts, piece_sizes
+from ..core.cut import counts, fitted, piece_sizes
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
+from ..core.taps import cols_seen, rows_seen, skips
 from ..core.target import Target
 from .common import CpuAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
 
@@ -20,6 +21,7 @@ ROWS = (1, 2, 4, 7, 8, 14, 16, 28)
 MET = 4  # tiles with the fewest cycles whose costs are compared
 ROWS_APART = 1.05  # times as long as a tile of one row that has as many pixels
 GATHER = 8.0  # cycles to find the channels of a group in a pixel
+FAR = 18.0  # bytes a cycle of weights that stay outside the second cache
 
 
 class CpuDirect(CpuAlgorithm):
@@ -35,15 +37,15 @@ class CpuDirect(CpuAlgorithm):
         return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t)
+        return cpu_f32_forward(p, t, grid=True)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(p.group_c * p.r * p.s)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            return (fits(t, s.tile_h * s.tile_w, s.vectors) and s.tile_h <= p.conv_h
-                    and p.group_c % s.split == 0
+            return (fits(t, s.tile_h * s.tile_w, s.vectors) and s.tile_h <= _highest(p)
+                    and p.group_c % s.split == 0 and (s.split == 1 or p.grid is None)
                     and s.k_parts <= math.ceil(p.group_k / (t.lanes * s.vectors))
                     and not (s.streaming and (p.group_k % t.lanes or s.split > 1)))
 
@@ -65,6 +67,11 @@ class CpuDirect(CpuAlgorithm):
         return _cost(p, t, s)
 
 
+def _highest(p: Problem) -> int:
+    """Rows of a register tile; those that see different taps are not in one."""
+    return 1 if skips(p) else p.conv_h
+
+
 def _most_cols(p: Problem, tile_w: int) -> int:
     tiles = math.ceil(p.conv_w / tile_w)
     return 1024 if tiles > 64 else next(b for b in (1, 4, 16, 64) if b >= tiles)
@@ -74,29 +81,31 @@ def _most_cols(p: Problem, tile_w: int) -> int:
 def _default(p: Problem, t: Target) -> Schedule:
     """The cheapest of a few by the cost model; the same for every number of threads."""
     wide, k_vectors = t.with_(threads=4), math.ceil(p.group_k / t.lanes)
-    steps = p.r * p.s * p.group_c
 
     def cycles(tile: tuple[int, int, int]) -> float:
         """Of all register tiles."""
-        rows = math.ceil(p.conv_h / tile[0]) * math.ceil(k_vectors / tile[2])
-        return rows * row_cycles(t, p.conv_w, tile, steps)
+        return math.ceil(k_vectors / tile[2]) * _image_cycles(p, t, tile, 1)
 
     best = sorted(_tiles(p, t), key=cycles)[:MET]
-    return min((_with_tile(p, t, *tile) for tile in best), key=lambda s: _cost(p, wide, s))
+    return min((s for tile in best for s in _with_tile(p, t, *tile)),
+               key=lambda s: _cost(p, wide, s))
 
 
 def _tiles(p: Problem, t: Target) -> list[tuple[int, int, int]]:
     """Register tiles that fit: height, width, vectors of output channels."""
     widest = math.ceil(p.group_k / t.lanes)
-    return [(tile_h, tile_w, vectors) for tile_h, tile_w in TILES if tile_h <= p.conv_h
+    return [(tile_h, tile_w, vectors) for tile_h, tile_w in TILES if tile_h <= _highest(p)
             for vectors in range(1, min(4, widest) + 1) if fits(t, tile_h * tile_w, vectors)]
 
 
-def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int, vectors: int) -> Schedule:
+def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int, vectors: int) -> list[Schedule]:
     s = Schedule(tile_h=tile_h, tile_w=tile_w, vectors=vectors, unroll=_unroll(p), block_rows=1,
                  block_cols=1, split=1, k_parts=1,
                  streaming=streams(p, t) and p.group_k % t.lanes == 0)
-    return _with_blocks(p, t, s)
+    if not skips(p):
+        return [_with_blocks(p, t, s)]
+    # taps far apart use a weight seldom, so that fewer channels at a time may pay
+    return [_with_blocks(p, t, s, split) for split in (1, 2, 4, 8) if p.group_c % split == 0]
 
 
 def _unroll(p: Problem) -> int:
@@ -112,6 +121,8 @@ def _with_blocks(p: Problem, t: Target, s: Any, split: int | None = None) -> Sch
     k_blocks = math.ceil(p.group_k / (t.lanes * s.vectors))
     tile_rows, images = math.ceil(p.conv_h / s.tile_h), p.n * p.groups
     row_bytes = 4 * p.group_c * p.padded_w * s.tile_h * p.stride[0]
+    if skips(p):
+        row_bytes = 4 * p.group_c // (split or 1) * p.w * p.stride[0]
     high = 1
     for block in ROWS[1:]:
         if (block // 2 < tile_rows and block * row_bytes <= t.l2 / 2
@@ -121,7 +132,8 @@ def _with_blocks(p: Problem, t: Target, s: Any, split: int | None = None) -> Sch
     parts = next((k for k in (1, 2, 4, 8) if k * tasks >= 8 or 2 * k > k_blocks), 1)
     if split is None:
         split = 1
-        if parts * tasks < 4 and p.group_c * p.r * p.s >= 1024:  # few tiles, long sums
+        few = parts * tasks < 4 and p.grid is None  # tiles
+        if few and p.group_c * p.r * p.s >= 1024:  # and long sums
             split = next(x for x in (4, 2, 1) if p.group_c % x == 0)
     return s.with_(block_rows=high, block_cols=_most_cols(p, s.tile_w), k_parts=parts, split=split,
                    streaming=s.streaming and split == 1)
@@ -136,17 +148,47 @@ def row_cycles(t: Target, width: int, tile: tuple[int, int, int], steps: int) ->
                        for size, count in pieces if count)
 
 
+def _image_cycles(p: Problem, t: Target, tile: tuple[int, int, int], split: int) -> float:
+    """All register tiles of an image, each against one block of output channels."""
+    steps = p.r * p.s * p.group_c // split
+    if not skips(p):
+        return math.ceil(p.conv_h / tile[0]) * row_cycles(t, p.conv_w, tile, steps)
+    _, tile_w, vectors = tile
+    sizes, total = piece_sizes(tile_w), 0.0
+    for columns, across in cols_seen(p):
+        pieces = [(size, n) for size, n in zip(sizes, fitted(columns, sizes), strict=True) if n]
+        for rows, down in rows_seen(p):
+            steps = p.group_c // split * down * across
+            total += rows * sum(n * tile_cycles(t, size, vectors, steps) for size, n in pieces)
+    return total
+
+
+def _far_cycles(p: Problem, t: Target, s: Any) -> float:
+    """To bring weights to every register tile, where those of a row of tiles do not stay near."""
+    if not skips(p):
+        return 0.0
+    down = sum(rows * taps for rows, taps in rows_seen(p))  # taps of a column of outputs
+    tap = 4.0 * p.group_c // s.split * s.vectors * t.lanes
+    if tap * p.s * down / p.conv_h < t.l2 / 2:
+        return 0.0
+    sizes = piece_sizes(s.tile_w)
+    across = sum(taps * sum(fitted(columns, sizes)) for columns, taps in cols_seen(p))
+    blocks = p.n * p.groups * math.ceil(p.group_k / t.lanes / s.vectors) * s.split
+    return blocks * tap * down * across / FAR
+
+
 def _cost(p: Problem, t: Target, s: Any) -> float:
     k_vectors = math.ceil(p.group_k / t.lanes)
     tile_rows = math.ceil(p.conv_h / s.tile_h)
-    steps = p.r * p.s * p.group_c
-    row = row_cycles(t, p.conv_w, (s.tile_h, s.tile_w, s.vectors), steps // s.split)
-    rows = p.n * p.groups * tile_rows * k_vectors / s.vectors * s.split
+    image = _image_cycles(p, t, (s.tile_h, s.tile_w, s.vectors), s.split)
+    images = p.n * p.groups * k_vectors / s.vectors * s.split
     row_blocks = math.ceil(tile_rows / s.block_rows)
     overlap = 1 + (p.span_h - p.stride[0]) / max(1, s.block_rows * s.tile_h * p.stride[0])
     read = max(1.0, overlap) * s.k_parts
-    packed = 4 * p.n * p.c * p.padded_h * p.padded_w * read / 16 if any(p.padding) else 0
-    if p.groups > 1:
+    packed = 0.0
+    if p.is_padded and not skips(p):
+        packed = 4 * p.n * p.c * p.padded_h * p.padded_w * read / 16
+    if p.groups > 1 and not skips(p):
         packed += GATHER * p.n * p.groups * p.h * p.w * read
     stream = p.weight_bytes * p.n * row_blocks / t.lanes / 2  # weights pass once for every block
     apart = p.output_bytes / 8 if s.k_parts > 1 else 0  # tasks write into each other's pixels
@@ -156,5 +198,7 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     if p.epilogue.pool > 1:
         whole = p.output_bytes * p.epilogue.pool ** 2
         extra, pooling = extra + whole - p.output_bytes, REGION + traffic(t, 2 * whole)
-    return pooling + seconds(t, row * rows + packed + stream + apart, p.image_bytes + extra, tasks,
-                             1 if s.split == 1 else 2, weight_traffic(p, t))
+    products, far = image * images, _far_cycles(p, t, s)
+    cycles = max(products, far) + 0.3 * min(products, far) + packed + stream + apart
+    return pooling + seconds(t, cycles, p.image_bytes + extra, tasks, 1 if s.split == 1 else 2,
+                             weight_traffic(p, t))

@@ -39,7 +39,7 @@ class CpuDirectMatrix(MatrixAlgorithm):
         return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        reasons = cpu_f32_forward(p, t) + no_unit(t)
+        reasons = cpu_f32_forward(p, t, grid=True) + no_unit(t)
         if p.groups > 1:
             reasons.append(f"groups is {p.groups}, needs 1")
         if self.products == 6 and p.is_linear and p.weight_bytes >= LARGE:

@@ -41,7 +41,7 @@ class CpuWinograd(CpuAlgorithm):
         return winograd
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t) + stride_one(p)
+        return cpu_f32_forward(p, t, grid=True) + stride_one(p) + undivided(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
         return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * accumulation_error(p.c)
@@ -90,13 +90,23 @@ def is_legal(p: Problem, t: Target, s: Any) -> bool:
             and (not s.streaming or p.k % t.lanes == 0))
 
 
+def dense(p: Problem) -> list[str]:
+    """What those ask for that know no phases."""
+    return [f"dilation is {p.dilation}, needs 1"] if p.dilation != (1, 1) else []
+
+
+def undivided(p: Problem) -> list[str]:
+    """What phases ask for: neighbouring outputs, which a window has, lie in different ones."""
+    if p.dilation == (1, 1) or (p.epilogue.pool == 1 and not p.epilogue.mask):
+        return []
+    return [f"dilation is {p.dilation} with a pool or a mask, needs 1"]
+
+
 def stride_one(p: Problem) -> list[str]:
     """What Winograd's products ask for, in every direction."""
     reasons = []
     if p.stride != (1, 1):
         reasons.append(f"stride is {p.stride}, needs 1")
-    if p.dilation != (1, 1):
-        reasons.append(f"dilation is {p.dilation}, needs 1")
     if p.groups > 1:
         reasons.append(f"groups is {p.groups}, needs 1")
     if not 2 <= max(p.r, p.s) <= MOST_TAPS:
@@ -115,7 +125,7 @@ class Work:
         self.p, self.t, self.s = p, t, s
         self.n_h, self.n_w = s.tile_h + p.r - 1, s.tile_w + p.s - 1
         self.positions = self.n_h * self.n_w
-        self.tiles = (p.n * math.ceil(p.conv_h / s.tile_h) * math.ceil(p.conv_w / s.tile_w))
+        self.tiles = tiles_of(p, s.tile_h, s.tile_w)
         self.c_vectors, self.k_vectors = math.ceil(p.c / t.lanes), math.ceil(p.k / t.lanes)
         self.block = s.rows * s.groups
         self.blocks = max(1, math.ceil(self.tiles / self.block))
@@ -219,6 +229,15 @@ def chosen(p: Problem, t: Target, likely: Callable[..., list[Schedule]],
     return min(likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4)), key=lambda s: cost(t, s))
 
 
+def tiles_of(p: Problem, tile_h: int, tile_w: int) -> int:
+    """Tiles of all images; each phase of a dilated convolution has as many as the largest."""
+    def along(outputs: int, apart: int, tile: int) -> int:
+        return min(apart, outputs) * math.ceil(math.ceil(outputs / apart) / tile)
+
+    return (p.n * along(p.conv_h, p.dilation[0], tile_h)
+            * along(p.conv_w, p.dilation[1], tile_w))
+
+
 def tile_sizes(p: Problem) -> list[tuple[int, int]]:
     """Tiles whose error stays near that of a direct sum; the smallest where none does."""
     heights, widths = (_axis_sizes(taps, p.epilogue.pool) for taps in (p.r, p.s))
@@ -236,7 +255,7 @@ def _axis_sizes(taps: int, pool: int) -> list[int]:
 
 def _likely(p: Problem, t: Target, tile_h: int, tile_w: int,
             widths: tuple[int, ...]) -> list[Schedule]:
-    tiles = p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w)
+    tiles = tiles_of(p, tile_h, tile_w)
     streaming = p.k % t.lanes == 0 and streams(p, t)
     found = []
     for vectors in sorted({min(width, math.ceil(p.k / t.lanes)) for width in widths}):

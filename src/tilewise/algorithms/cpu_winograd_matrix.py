@@ -24,6 +24,8 @@ from .cpu_winograd import (
     is_legal,
     k_parts,
     stride_one,
+    tiles_of,
+    undivided,
     weight_of,
 )
 from .matrix import MatrixAlgorithm, no_unit
@@ -54,7 +56,7 @@ class CpuWinogradMatrix(MatrixAlgorithm):
         return winograd
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t) + stride_one(p) + no_unit(t)
+        return cpu_f32_forward(p, t, grid=True) + stride_one(p) + undivided(p) + no_unit(t)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
         error = accumulation_error(p.c) + split_error(self.products, p.c)
@@ -117,7 +119,7 @@ def _default(p: Problem, t: Target, products: int) -> Schedule:
 
 def _likely(p: Problem, t: Target, tile_h: int, tile_w: int,
             widths: tuple[int, ...]) -> list[Schedule]:
-    tiles = p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w)
+    tiles = tiles_of(p, tile_h, tile_w)
     vectors = min(2, math.ceil(p.k / t.lanes))
     found = []
     for order, wanted in (("channels", 32), ("channels", 64), ("positions", 32),

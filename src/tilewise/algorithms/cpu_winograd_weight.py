@@ -13,7 +13,7 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from .common import CpuAlgorithm, cpu_f32_weight, fits
-from .cpu_winograd import FAR, NEAR, growth, operations, stride_one, tile_sizes
+from .cpu_winograd import FAR, NEAR, dense, growth, operations, stride_one, tile_sizes
 
 SIZES = (1, 2, 3, 4, 5, 6)
 SHARE = 64 << 20  # bytes of images that stay in the last cache
@@ -39,7 +39,7 @@ class CpuWinogradWeight(CpuAlgorithm):
         return winograd_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_weight(p, t) + stride_one(p)
+        return cpu_f32_weight(p, t) + stride_one(p) + dense(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
         tiles = p.n * tiles_of(p, s)

@@ -10,7 +10,7 @@ from ..core.gpu import GPUS
 from ..core.problem import DTYPES, Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .cpu_winograd import growth, stride_one
+from .cpu_winograd import dense, growth, stride_one
 from .gpu_common import MOST_ELEMENTS, GpuAlgorithm, roofline
 from .gpu_implicit_gemm import GpuImplicitGemm
 from .gpu_table import products_between, transform
@@ -31,7 +31,7 @@ class GpuWinograd(GpuAlgorithm):
     exact_on_integers = False
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        found = self.reasons(p, t) + stride_one(p)
+        found = self.reasons(p, t) + stride_one(p) + dense(p)
         if p.direction != "forward":
             found.append(f"direction is {p.direction} with stride {p.stride} and padding "
                          f"{p.padding}, needs forward, or backward_data that can be mirrored")

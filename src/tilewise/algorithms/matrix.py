@@ -30,7 +30,7 @@ class MatrixAlgorithm(CpuAlgorithm):
 def is_pixelwise(p: Problem) -> bool:
     """Whether every pixel gives an output and sees nothing but itself."""
     return ((p.r, p.s, p.stride, p.groups, p.epilogue.pool) == (1, 1, (1, 1), 1, 1)
-            and not any(p.padding))
+            and not any(p.padding) and p.grid is None)
 
 
 def no_unit(t: Target) -> list[str]:

@@ -9,6 +9,7 @@ from ..core.algorithm import Algorithm, accumulation_error
 from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
+from .common import no_grid
 
 
 class Reference(Algorithm):
@@ -22,7 +23,7 @@ class Reference(Algorithm):
     takes = "tensors"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return []
+        return no_grid(p)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(1, p.dtype)
@@ -62,24 +63,31 @@ def convolve(p: Problem, x: Any, weight: Any, bias: Any = None, residual: Any = 
     """The problem in float64, term by term as it is defined."""
     import torch
 
-    from ..kernels.activations import activated, apart
-
     w = weight.double().unflatten(0, (p.groups, p.group_k))
     y = torch.zeros(x.shape[0], p.groups, p.group_k, p.conv_h, p.conv_w, dtype=torch.float64)
     for r, s, seen in taps(p, _padded(p, x)):
         y += torch.einsum("ngchw,gkc->ngkhw", seen, w[..., r, s])
-    y = y.flatten(1, 2)
+    return finished(p, y.flatten(1, 2), bias, residual)
+
+
+def finished(p: Problem, y: Any, bias: Any, residual: Any) -> Any:
+    """What follows a convolution, or the gradient that a transposed one is."""
+    import torch
+
+    from ..kernels.activations import activated, apart
+
     added, slope = apart(p, None if bias is None else bias.double())
     if added is not None:
-        y += added[:, None, None]
+        y = y + added[:, None, None]
     if p.epilogue.residual:
-        y += residual.double()
+        y = y + residual.double()
     y = activated(y, p.epilogue.activation, slope)
     return torch.nn.functional.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y
 
 
-def data_gradient(p: Problem, grad: Any, weight: Any, *nothing: Any) -> Any:
-    """The gradient of the input, term by term."""
+def data_gradient(p: Problem, grad: Any, weight: Any, bias: Any = None,
+                  residual: Any = None) -> Any:
+    """The gradient of the input, term by term; also a transposed convolution."""
     import torch
 
     top, left = p.padding[0], p.padding[2]
@@ -89,7 +97,7 @@ def data_gradient(p: Problem, grad: Any, weight: Any, *nothing: Any) -> Any:
                      dtype=torch.float64)
     for r, s, seen in taps(p, dx):
         seen += torch.einsum("ngkhw,gkc->ngchw", grad, w[..., r, s])
-    return dx[..., top:top + p.h, left:left + p.w].flatten(1, 2)
+    return finished(p, dx[..., top:top + p.h, left:left + p.w].flatten(1, 2), bias, residual)
 
 
 def weight_gradient(p: Problem, x: Any, grad: Any, *nothing: Any) -> Any:

@@ -11,6 +11,7 @@ from ..core.gpu import GPUS
 from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
+from .common import no_grid
 
 FEW = 3  # rows up to which torch multiplies without packing the weight
 
@@ -27,7 +28,7 @@ class Vendor(Algorithm):
     takes = "tensors"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return []
+        return no_grid(p)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         tf32 = p.dtype == "f32" and t.isa in GPUS and GPUS[t.isa].tf32 > 0  # cuDNN's default
@@ -147,6 +148,8 @@ def _backward_data(p: Problem) -> Any:
         like = grad.new_empty(shape).contiguous(memory_format=layout)  # only its shape is read
         dx = _gradient(p, grad, like, weight, 0)
         inside = dx if _is_even(p) else dx[..., top:top + p.h, left:left + p.w]
+        if bias is not None:  # of a transposed convolution
+            inside = inside + bias[:, None, None]
         return inside.contiguous(memory_format=layout)
 
     return run

@@ -13,9 +13,13 @@ from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
 from ..runtime.engine import DTYPES
 from .again import is_transformed, is_unwatched
+from .checks import kind_of
+from .options import output_shape
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 TORCH, KERNEL, OPERATOR, GRADIENT = "torch", "kernel", "operator", "gradient"
+# of an input and of a filter, by the number of axes
+SHAPES = {1: ("L", "S"), 2: ("H, W", "R, S"), 3: ("D, H, W", "T, R, S")}
 
 
 class Call(NamedTuple):
@@ -67,17 +71,37 @@ def wants_gradient(*operands: Any) -> bool:
         isinstance(t, Tensor) and t.requires_grad for t in operands)
 
 
-def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def check(x: Tensor, weight: Tensor, bias: Tensor | None, axes: int = 2) -> None:
     """Complain about shapes that are none of a convolution."""
-    if x.dim() == 3:  # only where a batch norm follows, which torch refuses too
-        raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, H, W) for the batch "
-                             "norm behind the convolution: x.unsqueeze(0)")
-    if x.dim() != 4:
-        raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, H, W) or (C, H, W)")
-    if weight.dim() != 4:
-        raise InvalidProblem(f"weight has shape {tuple(weight.shape)}, needs (K, C/groups, R, S)")
+    if x.dim() != axes + 2 or weight.dim() != axes + 2:
+        _complain(x, weight, *SHAPES[axes])
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InvalidProblem(f"bias has shape {tuple(bias.shape)}, needs ({weight.shape[0]},)")
+
+
+def _complain(x: Tensor, weight: Tensor, sizes: str, taps: str) -> None:
+    axes = sizes.count(",") + 1
+    if x.dim() == axes + 1:  # only where a batch norm follows, which torch refuses too
+        raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, {sizes}) for the "
+                             "batch norm behind the convolution: x.unsqueeze(0)")
+    if x.dim() != axes + 2:
+        raise InvalidProblem(f"input has shape {tuple(x.shape)}, needs (N, C, {sizes}) or "
+                             f"(C, {sizes})")
+    raise InvalidProblem(f"weight has shape {tuple(weight.shape)}, needs (K, C/groups, {taps})")
+
+
+def check_tensors(x: object, weight: object) -> None:
+    """Complain about what is no tensor."""
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        raise InvalidProblem(f"x is {kind_of(x)} and weight is {kind_of(weight)}, needs "
+                             "torch.Tensor: torch.from_numpy(array)")
+
+
+def check_residual(residual: Tensor, x: Tensor, weight: Tensor, *options: Any) -> None:
+    """Complain about a residual of another shape than the output's; options as in torch."""
+    shape = output_shape(x, weight, *options)
+    if tuple(residual.shape) != shape:
+        raise InvalidProblem(f"residual has shape {tuple(residual.shape)}, needs {shape}")
 
 
 def check_slope(slope: Tensor | None, activation: str | None, k: int) -> None:
@@ -93,22 +117,26 @@ def check_slope(slope: Tensor | None, activation: str | None, k: int) -> None:
         raise InvalidProblem(f"slope has shape {tuple(slope.shape)}, needs ({k},) or (1,)")
 
 
-def is_by_filter(x: Tensor, slope: Tensor | None) -> bool:
+def is_by_filter(x: Tensor, weight: Tensor, slope: Tensor | None) -> bool:
     """Whether torch has a slope for each filter as well: it goes by the second axis."""
-    return slope is None or x.dim() == 4 or slope.numel() == 1
+    return slope is None or x.dim() == weight.dim() or slope.numel() == 1
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether torch takes a tensor for channels-last: strides that grow over C, W, H, N."""
-    (_, c, h, w), (image, channel, row, column) = tensor.shape, tensor.stride()
-    grow = channel > 0 and column >= c * channel and row >= w * column and image >= h * row
-    return bool(grow and h * row != channel and 0 not in tensor.shape)
+    """Whether torch takes a tensor for channels-last: strides that grow over C, W, H (, D), N."""
+    shape, strides = tensor.shape, tensor.stride()
+    reach = 0
+    for axis in (1, *range(tensor.dim() - 1, 1, -1)):
+        if strides[axis] < max(reach, 1):
+            return False
+        reach = shape[axis] * strides[axis]
+    return bool(strides[0] >= reach != strides[1] and 0 not in shape)
 
 
 def problem_of(call: Call, mask: bool = False) -> Problem:
     """The problem that a call asks for."""
     x, weight, bias, residual = call[:4]
-    _check_operands(call)
+    check_operands(call)
     layout = "nhwc" if is_channels_last(x) or is_channels_last(weight) else "nchw"
     (down, across), (top, bottom, left, right), (dh, dw) = call[4:7]
     p = Problem(x.shape[0], x.shape[1], x.shape[2], x.shape[3], weight.shape[0], weight.shape[2],
@@ -122,13 +150,19 @@ def problem_of(call: Call, mask: bool = False) -> Problem:
     return p
 
 
-def _check_operands(call: Call) -> None:
+def check_operands(call: Call) -> None:
+    """Complain about operands that do not fit each other."""
     x, weight = call.x, call.weight
     if x.shape[1] != weight.shape[1] * call.groups:
         raise InvalidProblem(f"input has {x.shape[1]} channels, needs "
                              f"{weight.shape[1] * call.groups} for a weight of shape "
                              f"{tuple(weight.shape)} and groups={call.groups}")
-    given = [t for t in call.tensors if t is not None]
+    check_kinds(*call.tensors)
+
+
+def check_kinds(*tensors: Tensor | None) -> None:
+    """Complain about operands on different devices, or of different types."""
+    given = [t for t in tensors if t is not None]
     dtypes, devices = {t.dtype for t in given}, {t.device for t in given}
     if len(devices) > 1:
         raise InvalidProblem(f"operands are on {', '.join(sorted(map(str, devices)))}, need one "

@@ -27,11 +27,11 @@ from .calls import (
     Call,
     check,
     check_slope,
+    check_tensors,
     gate,
     is_channels_last,
     problem_of,
 )
-from .checks import kind_of
 from .devices import target_of
 from .gradients import by_engine, by_torch
 from .options import Options, options_of, output_shape
@@ -75,9 +75,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     >>> conv2d(x, weight, padding=1, activation="relu", pool=2).shape
     torch.Size([1, 4, 8, 8])
     """
-    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
-        raise InvalidProblem(f"x is {kind_of(x)} and weight is {kind_of(weight)}, needs "
-                             "torch.Tensor: torch.from_numpy(array)")
+    check_tensors(x, weight)
     if x.dim() == 3:
         extra = None if residual is None else residual.unsqueeze(0)
         return conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups,
@@ -110,7 +108,7 @@ def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: A
     check_slope(slope, activation, weight.shape[0])
     options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
     call = Call(x, weight, bias, residual, *options, None, max_error, slope)
-    who = gate(call, *norm[:4]) if _can_fold(weight, norm) else TORCH
+    who = gate(call, *norm[:4]) if can_fold(weight, norm) else TORCH
     if who == KERNEL:
         return _run_norm(call, norm)
     if who == OPERATOR:
@@ -129,7 +127,7 @@ def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     others = () if norm is None else norm[:4]
     call = Call(x, weight, bias, residual, *options, None, max_error, slope)
     if (torch.is_grad_enabled() or x.dim() != 4 or gate(call, *others) != KERNEL
-            or (norm is not None and not _can_fold(weight, norm))
+            or (norm is not None and not can_fold(weight, norm))
             or any(map(can_change_unnoticed, (weight, bias, *others)))):
         return None
     check(x, weight, bias)
@@ -141,7 +139,7 @@ def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     return Again(ENGINE, executable, prepared_with_norm(weight, bias, norm, executable), True)
 
 
-def _can_fold(weight: Tensor, norm: Norm) -> bool:
+def can_fold(weight: Tensor, norm: Norm) -> bool:
     """Whether a norm is of the weight's type, and has as many channels."""
     return norm[0].dtype == weight.dtype and norm[0].shape == weight.shape[:1]
 
@@ -338,7 +336,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     return *parts, grad if wants[3] and mask is None else residual, *[None] * 9
 
 
-def _as_operator(run: Any) -> Any:
+def as_operator(run: Any) -> Any:
     """Results that are no views: autograd refuses to change those in place that it did not make."""
 
     def impl(*args: Any) -> Any:
@@ -374,7 +372,7 @@ _OPERATORS: dict[str, tuple[Any, Any]] = {
     "conv2d_masked": (_conv2d_masked, _fake_masked),
     "conv2d_backward": (_conv2d_backward, _fake_backward)}
 for _name, (_impl, _shape) in _OPERATORS.items():
-    _LIBRARY.impl(_name, _as_operator(_impl), "CompositeExplicitAutograd")
+    _LIBRARY.impl(_name, as_operator(_impl), "CompositeExplicitAutograd")
     torch.library.register_fake(f"tilewise::{_name}", _shape, lib=_LIBRARY)
 for _name in ("conv2d", "conv2d_masked"):
     torch.library.register_autograd(f"tilewise::{_name}", _backward, setup_context=_save,

@@ -13,8 +13,10 @@ from torch import Tensor
 from ..core.errors import InvalidProblem
 from ..core.problem import Epilogue
 
-# stride, padding (top, bottom, left, right), dilation, groups, activation, pool
+# stride, padding (top, bottom, left, right), dilation, groups, activation, pool; of one or three
+# axes, as many of each
 Options = tuple[Any, Any, Any, int, str | None, int]
+COUNTS = {1: "one number", 2: "one or two numbers", 3: "one or three numbers"}
 
 
 def options_of(stride: Any, padding: Any, dilation: Any, groups: int, activation: str | None,
@@ -32,7 +34,8 @@ def _options(stride: Any, padding: Any, dilation: Any, groups: int, activation: 
              pool: int, taps: Sequence[int]) -> Options:
     if activation is not None or pool != 1:
         Epilogue(activation=activation, pool=pool)  # says what is wrong with either
-    steps, dilations = _pair(stride, "stride"), _pair(dilation, "dilation")
+    steps = numbers(stride, "stride", len(taps))
+    dilations = numbers(dilation, "dilation", len(taps))
     sides = _padding(padding, taps, steps, dilations)
     return steps, sides, dilations, _whole(groups, "groups"), activation, _whole(pool, "pool")
 
@@ -40,13 +43,14 @@ def _options(stride: Any, padding: Any, dilation: Any, groups: int, activation: 
 _known_options = lru_cache(maxsize=1024)(_options)
 
 
-def _pair(value: int | Sequence[int], name: str) -> tuple[int, ...]:
-    numbers = value if isinstance(value, Sequence) else (value,)
-    values = tuple(_whole(number, name) for number in numbers)
+def numbers(value: int | Sequence[int], name: str, axes: int) -> tuple[int, ...]:
+    """A number for each axis."""
+    given = value if isinstance(value, Sequence) else (value,)
+    values = tuple(_whole(number, name) for number in given)
     if len(values) == 1:
-        return values * 2
-    if len(values) != 2:
-        raise InvalidProblem(f"{name} is {value}, needs one or two numbers")
+        return values * axes
+    if len(values) != axes:
+        raise InvalidProblem(f"{name} is {value}, needs {COUNTS[axes]}")
     return values
 
 
@@ -62,22 +66,21 @@ def _whole(number: Any, name: str) -> int:
 
 def _padding(padding: Any, taps: Sequence[int], stride: tuple[int, ...],
              dilation: tuple[int, ...]) -> tuple[int, ...]:
-    """As (top, bottom, left, right)."""
+    """As (top, bottom, left, right): both sides of each axis."""
     if isinstance(padding, str):
         return _named_padding(padding, taps, stride, dilation)
-    if isinstance(padding, Sequence) and len(padding) == 4:
+    if isinstance(padding, Sequence) and len(padding) == 2 * len(taps):
         return tuple(_whole(side, "padding") for side in padding)
-    vertical, horizontal = _pair(padding, "padding")
-    return (vertical, vertical, horizontal, horizontal)
+    return tuple(side for side in numbers(padding, "padding", len(taps)) for _ in range(2))
 
 
 def _named_padding(padding: str, taps: Sequence[int], stride: tuple[int, ...],
                    dilation: tuple[int, ...]) -> tuple[int, ...]:
     if padding == "valid":
-        return (0, 0, 0, 0)
+        return (0, 0) * len(taps)
     if padding != "same":
         raise InvalidProblem(f"padding is {padding!r}, needs 'same', 'valid' or numbers")
-    if stride != (1, 1):
+    if max(stride) > 1:
         raise InvalidProblem(f"padding is 'same' with stride {list(stride)}, needs stride 1")
     totals = [d * (size - 1) for d, size in zip(dilation, taps, strict=True)]
     return tuple(side for total in totals for side in (total // 2, total - total // 2))
@@ -85,10 +88,10 @@ def _named_padding(padding: str, taps: Sequence[int], stride: tuple[int, ...],
 
 def output_shape(x: Tensor, weight: Tensor, stride: Any, padding: Any,
                  dilation: Any) -> tuple[int, ...]:
-    """Shape of a convolution's result, with the arguments of `conv2d`."""
+    """Shape of a convolution's result, with the arguments of `conv2d` and its kin."""
     taps = weight.shape[2:]
-    (down, across), (top, bottom, left, right), (dh, dw), *_ = options_of(
-        stride, padding, dilation, 1, None, 1, taps)
-    h = (x.shape[-2] + top + bottom - dh * (taps[0] - 1) - 1) // down + 1
-    w = (x.shape[-1] + left + right - dw * (taps[1] - 1) - 1) // across + 1
-    return (*x.shape[:-3], weight.shape[0], h, w)
+    steps, sides, dilations, *_ = options_of(stride, padding, dilation, 1, None, 1, taps)
+    axes = len(taps)
+    wide = [x.shape[i - axes] + sides[2 * i] + sides[2 * i + 1] for i in range(axes)]
+    sizes = [(wide[i] - dilations[i] * (taps[i] - 1) - 1) // steps[i] + 1 for i in range(axes)]
+    return (*x.shape[:-axes - 1], weight.shape[0], *sizes)

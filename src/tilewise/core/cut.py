@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 LATENCY = 8  # accumulators below which a piece takes no less time
 START = 2  # what a piece costs besides, in the same unit
@@ -40,3 +42,19 @@ def _covers(sizes: tuple[int, ...], vectors: int) -> list[tuple[int, ...]]:
             options.append((cost + max(size * vectors, LATENCY) + START, more))
         best.append(min(options, key=lambda option: (option[0], option[1][::-1])))
     return [used for _, used in best]
+
+
+def fitted(length: Any, sizes: Sequence[int], where: Any = None) -> list[Any]:
+    """The same for a length that is known only when code runs: quickly found, not the cheapest.
+
+    Of a number, or of a value of generated code; `where(flag, n)` is n if the flag holds, else 0.
+    """
+    where = where or (lambda enough, n: n if enough else 0)
+    rest, found = length, []
+    for size in sizes:
+        # what more than half a piece would cover is covered by one that is moved back
+        count = where(length >= size, (rest + (size - 1 - size // 2)) // size)
+        rest = rest - count * size
+        rest = where(rest >= 0, rest)
+        found.append(count)
+    return found

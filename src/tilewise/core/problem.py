@@ -11,6 +11,7 @@ from typing import Any
 from .activations import ACTIVATIONS, MASKED, SLOPED, by_mask, is_activation, parsed
 from .cached import cached
 from .errors import InvalidProblem
+from .grid import Grid
 
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 LAYOUTS = ("nhwc", "nchw")
@@ -114,6 +115,7 @@ class Problem:
         layout: "nhwc" (channels-last) or "nchw".
         direction: "forward", "backward_data" or "backward_weight".
         epilogue: What follows the convolution.
+        grid: Where the outputs lie in a larger result; None: they are all of it.
 
     >>> Problem.parse("n8c64h224w224k64r3s3p1_f32_forward+bias+relu").out_h
     224
@@ -134,6 +136,7 @@ class Problem:
     layout: str = "nhwc"
     direction: str = "forward"
     epilogue: Epilogue = field(default_factory=Epilogue)
+    grid: Grid | None = None
 
     def __post_init__(self) -> None:
         if not self._is_plain():
@@ -147,7 +150,7 @@ class Problem:
                     *self.dilation) > 0 and self.n >= 0 and min(self.padding) >= 0
                 and self.c % self.groups == self.k % self.groups == 0 and self.dtype == "f32"
                 and self.layout in LAYOUTS and self.direction in DIRECTIONS
-                and not self.epilogue.mask and min(self.out_h, self.out_w) > 0)
+                and not (self.epilogue.mask or self.grid) and min(self.out_h, self.out_w) > 0)
 
     def _complaints(self) -> Iterator[str]:
         for name in ("c", "h", "w", "k", "r", "s", "groups"):
@@ -156,6 +159,8 @@ class Problem:
         if self.n < 0:
             yield f"n is {self.n}, needs at least 0"
         for name, least in (("stride", 1), ("dilation", 1), ("padding", 0)):
+            if name == "padding" and self.grid:
+                continue  # negative: rows and columns that a phase does not need
             if min(getattr(self, name)) < least:
                 yield f"{name} is {getattr(self, name)}, needs at least {least} everywhere"
         if self.groups > 0 and (self.c % self.groups or self.k % self.groups):
@@ -168,6 +173,10 @@ class Problem:
                 "nhwc", "f32", "forward"):
             yield (f"mask is asked for with {self.layout}, {self.dtype}, {self.direction}, needs "
                    "nhwc, f32, forward")
+        if self.grid and (self.direction, self.layout, self.epilogue.pool) != (
+                "forward", "nhwc", 1):
+            yield (f"grid is asked for with {self.direction}, {self.layout}, pool "
+                   f"{self.epilogue.pool}, needs forward, nhwc, no pool")
         if min(*self.stride, *self.dilation) < 1:
             return  # no output size to speak of
         if min(self.conv_h, self.conv_w) < 1:
@@ -231,7 +240,8 @@ class Problem:
     @property
     def result_shape(self) -> tuple[int, int, int, int]:
         """Of what is computed: the output, or the gradient of the input or of the weight."""
-        return {"forward": (self.n, self.k, self.out_h, self.out_w),
+        whole = (self.out_h, self.out_w) if self.grid is None else self.grid[2:]
+        return {"forward": (self.n, self.k, *whole),
                 "backward_data": (self.n, self.c, self.h, self.w),
                 "backward_weight": (self.k, self.group_c, self.r, self.s)}[self.direction]
 
@@ -301,6 +311,7 @@ class Problem:
         shape = f"c{self.c}k{self.k}r{self.r}s{self.s}u{self.stride[0]}x{self.stride[1]}"
         shape += f"d{self.dilation[0]}x{self.dilation[1]}g{self.groups}"
         padded = "_padded" if self.is_padded else ""
+        padded += f"_every{self.grid.across}" if self.grid else ""
         return f"{shape}{padded}_{self.dtype}_{self.layout}_{self.direction}{self.epilogue}"
 
     @property
@@ -377,17 +388,18 @@ def _print(p: Problem) -> str:
     words = [shape, p.dtype]
     words += [p.layout] if p.layout != "nhwc" else []
     words += [p.direction]
+    words += [str(p.grid)] if p.grid else []
     return "_".join(words) + str(p.epilogue)
 
 
-_SIDES = r"\d+(?:-\d+)?"
+_SIDES = r"-?\d+(?:--?\d+)?"
 _GRAMMAR = re.compile(
     r"n(?P<n>\d+)c(?P<c>\d+)h(?P<h>\d+)w(?P<w>\d+)k(?P<k>\d+)r(?P<r>\d+)s(?P<s>\d+)"
     r"(?:u(?P<u>\d+(?:x\d+)?))?"
     rf"(?:p(?P<p>{_SIDES}(?:x{_SIDES})?))?"
     r"(?:d(?P<d>\d+(?:x\d+)?))?(?:g(?P<g>\d+))?"
     r"_(?P<dtype>[a-z]+\d+)(?:_(?P<layout>nchw|nhwc))?_(?P<direction>forward|backward_data|"
-    r"backward_weight)(?P<epilogue>(?:\+\w+(?::[-.\w]+)*)*)"
+    r"backward_weight)(?:_grid(?P<grid>\d+x\d+of\d+x\d+))?(?P<epilogue>(?:\+\w+(?::[-.\w]+)*)*)"
 )
 
 
@@ -397,7 +409,7 @@ def _two(text: str | None, default: str) -> tuple[str, str]:
 
 
 def _both_sides(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
+    first, last = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", text).groups()  # type: ignore[union-attr]
     return int(first), int(last or first)
 
 
@@ -418,4 +430,5 @@ def _parse(text: str) -> Problem:
         padding=(*_both_sides(vertical), *_both_sides(horizontal)),
         dilation=(int(d[0]), int(d[1])), groups=int(field_["g"] or 1), dtype=field_["dtype"],
         layout=field_["layout"] or "nhwc", direction=field_["direction"],
-        epilogue=Epilogue.of(tuple(field_["epilogue"].split("+")[1:])))
+        epilogue=Epilogue.of(tuple(field_["epilogue"].split("+")[1:])),
+        grid=Grid(*map(int, re.findall(r"\d+", field_["grid"]))) if field_["grid"] else None)

@@ -14,17 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from ..conv.again import is_transformed, is_unwatched
-from ..conv.calls import Call, problem_of
+from ..conv.axes import plans_of, shape_of
+from ..conv.calls import Call
 from ..conv.linear import Linear
-from ..conv.ops import ENGINE, shape_of
+from ..conv.ops import ENGINE
 from ..conv.options import options_of
-from ..core.target import Target
+from ..conv.transposed import call_of
+from ..conv.transposed import plan_of as plan_of_transposed
+from ..conv.transposed import shape_of as shape_of_transposed
+from ..core.plan import Plan
 from ..kernels.cpu.emit.launch import is_compiled
 from ..kernels.cpu.emit.workers import AHEAD
 from .capture import Capture, Names
 from .effects import name_of, torch_module
 from .layout import KEEPING
-from .nn import Block
+from .nn import Block, TransposedBlock
 from .tracer import is_hooked
 
 # operations that draw no numbers, write to nothing and take any value
@@ -74,6 +78,8 @@ class _Stop(Exception):
 
 def _looking(step: Any, found: dict[str, Any]) -> Any:
     """A step without its arithmetic, if that is known."""
+    if isinstance(step, TransposedBlock):
+        return lambda x: _of_transposed(step, found, x)
     if isinstance(step, Block):
         return lambda x, residual=None, slope=None: _of_block(step, found, x, residual, slope)
     if isinstance(step, Linear):
@@ -97,14 +103,24 @@ def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor |
     call = Call(x, conv.weight, bias, residual, *options, None, block.max_error,
                 slope)
     if x.dtype == torch.float32:
-        _ask(call, found)
+        for plan in plans_of(call):
+            _ask(plan, found)
     return shape_of(call)
 
 
-def _ask(call: Call, found: dict[str, Any]) -> None:
-    """Note the code that a call needs, if it has to be compiled."""
-    target = Target.host(threads=torch.get_num_threads())
-    plan = ENGINE.plan(problem_of(call), target, max_error=call.max_error)
+def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> Tensor:
+    x, weight, bias, *rest = block.call(x)
+    norm = block._parts[1]
+    call = call_of(x, weight, bias if norm is None else norm.running_mean, *rest,
+                   activation=block.activation, max_error=block.max_error)
+    if x.dtype == torch.float32:
+        _ask(plan_of_transposed(call), found)
+    y = shape_of_transposed(call)
+    return y if block.axes == 2 else y.squeeze(-2)
+
+
+def _ask(plan: Plan, found: dict[str, Any]) -> None:
+    """Note the code that a plan needs, if it has to be compiled."""
     algorithm = ENGINE.planner.algorithm(plan.algorithm)
     for request in algorithm.requests(plan.inner, plan.target, plan.schedule):
         if request.key not in found and not is_compiled(request):

@@ -13,15 +13,27 @@ from .activations import MODULES, attributes
 from .effects import Effects, keeps_rank, name_of, torch_module
 from .guards import Guards, Refused, snapshot
 from .layout import Drawn, Inside
-from .nn import Block
-from .patterns import F_BATCH_NORM, TWO_BY_TWO, Chain, LinearChain, arguments
+from .nn import Block, TransposedBlock
+from .patterns import (
+    AXES,
+    CONVOLUTIONS,
+    F_BATCH_NORM,
+    NORMS,
+    TRANSPOSED,
+    TWO_BY_TWO,
+    Chain,
+    LinearChain,
+    TransposedChain,
+    arguments,
+)
 from .tracer import Tracer, is_hooked
 
 WEIGHT = "first_weight"
 ATTEMPTS = 12  # modules that are left out of a graph before the whole is given up
 NORM = ("running_mean", "running_var", "weight", "bias")
 # what a block took from its modules when it was made
-BAKED = {nn.Conv2d: ("padding_mode",), nn.BatchNorm2d: ("track_running_stats",),
+BAKED = {**dict.fromkeys(CONVOLUTIONS, ("padding_mode",)),
+         **dict.fromkeys(NORMS.values(), ("track_running_stats",)),
          nn.MaxPool2d: tuple(TWO_BY_TWO), **{kind: attributes(kind) for kind in MODULES}}
 
 
@@ -135,20 +147,30 @@ class Capture:
             module = self.module_of(node)
             if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
                 continue
-            if type(module) is nn.Conv2d and module.padding_mode == "zeros":
-                chain = Chain(effects, self.module_of, node, self._norm_of)
-                norm = None if chain.norm is None else (
-                    self.module_of(chain.norm) or self._norm_of(chain.norm))
-                block: Any = Block(module, norm, chain.activation, chain.pool, max_error)
+            axes = AXES.get(type(module))
+            if axes is not None and module.padding_mode == "zeros":
+                chain = Chain(effects, self.module_of, node, self._norm_of, axes)
+                block: Any = Block(module, self._norm(chain), chain.activation, chain.pool,
+                                   max_error)
                 self._put(chain, block, (*node.args, chain.residual, self._slope(chain)))
+            elif type(module) in TRANSPOSED:
+                chain = TransposedChain(effects, self.module_of, node, self._norm_of,
+                                        TRANSPOSED[type(module)])
+                self._put(chain, TransposedBlock(module, self._norm(chain), chain.activation,
+                                                 max_error=max_error), node.args)
             elif type(module) is nn.Linear and is_worth(module):
                 chain = LinearChain(effects, self.module_of, node)
                 self._put(chain, Linear(module, chain.activation, max_error),
                           (*node.args, self._slope(chain)))
         inside = _Inside(self)  # to turn an image around one convolution does not pay
-        self.is_channels_last = len(self.blocks) > 1 and inside.is_safe()
+        several = sum(block.axes > 1 for block in self.blocks) > 1
+        self.is_channels_last = several and inside.is_safe()
         if self.is_channels_last:
             inside.run()
+
+    def _norm(self, chain: Chain) -> Any:
+        return None if chain.norm is None else (
+            self.module_of(chain.norm) or self._norm_of(chain.norm))
 
     def _norm_of(self, node: fx.Node) -> Any:
         """The module whose numbers a function normalises with, all of them as in eval mode."""
@@ -159,7 +181,7 @@ class Capture:
         values = {name: getattr(module, name, None) for name in NORM}
         expected = {(module, name) if value is not None else (None, None)
                     for name, value in values.items()}
-        found = isinstance(module, nn.BatchNorm2d) and owners == expected
+        found = isinstance(module, tuple(NORMS.values())) and owners == expected
         return module if found and options["eps"] == getattr(module, "eps", None) else None
 
     def _slope(self, chain: Chain) -> fx.Node | None:
@@ -210,6 +232,7 @@ class _Inside(Inside):
     def __init__(self, capture: Capture) -> None:
         super().__init__(capture.graph, capture.module_of)
         self._capture = capture
+        self.ranks = tuple(sorted({block.axes + 2 for block in capture.blocks}))
 
     def is_block(self, node: fx.Node) -> bool:
         return isinstance(self.module_of(node), Block)

@@ -21,6 +21,7 @@ from .ahead import look as look_ahead
 from .capture import Capture
 from .guards import FIXED, Refused
 from .nn import Block
+from .patterns import CONVOLUTIONS
 from .values import Mismatch
 
 MOST = 8  # captures of one module: more of them mean that it changes with every call
@@ -162,13 +163,13 @@ def _arm(module: nn.Module, max_error: float | None) -> None:
     """A module alone, or what it holds if it has no forward."""
     if "forward" in module.__dict__ or isinstance(module, torch.jit.ScriptModule) or not KNOWN:
         return
-    if not any(type(part) in (nn.Conv2d, nn.Linear) for part in module.modules()):
+    if not any(type(part) in (*CONVOLUTIONS, nn.Linear) for part in module.modules()):
         return
     if type(module).forward is nn.Module.forward or _copies_itself(module):  # a list, for example
         for child in module.children():
             _arm(child, max_error)
-    elif type(module) is nn.Conv2d or not type(module).__module__.startswith("torch.nn.modules.") \
-            or isinstance(module, nn.Sequential):
+    elif (type(module) in CONVOLUTIONS or isinstance(module, nn.Sequential)
+          or not type(module).__module__.startswith("torch.nn.modules.")):
         module.__dict__["forward"] = Captured(module, max_error)
 
 

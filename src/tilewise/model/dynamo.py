@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from ..conv.axes import convolve as run
 from ..conv.calls import is_by_filter
-from ..conv.ops import conv2d, conv2d_norm, then
+from ..conv.ops import then
 from ..conv.options import output_shape
+from ..conv.transposed import normed as transpose
 from .effects import Effects
 from .layout import Drawn, Inside
-from .patterns import CONV2D, F_BATCH_NORM, Chain, arguments, padded_by
+from .patterns import (
+    CONVOLUTION,
+    F_BATCH_NORM,
+    TRANSPOSED_CONVOLUTION,
+    Chain,
+    TransposedChain,
+    arguments,
+    padded_by,
+)
 
+AXES = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2}
 NORM = ("running_mean", "running_var", "weight", "bias", "eps")
 
 
@@ -43,10 +54,10 @@ def rewrite(model: fx.GraphModule) -> int:
     """Replace the convolutions of a captured graph; returns how many there were."""
     graph = model.graph
     found = [node for node in graph.nodes
-             if node.op == "call_function" and node.target is torch.conv2d]
+             if node.op == "call_function" and node.target in {*AXES, *TRANSPOSED}]
     effects = Effects(graph, _no_module)
     for node in found:
-        _replace(graph, effects, node)
+        (_replace if node.target in AXES else _replace_transposed)(graph, effects, node)
     inside = _Inside(graph, _no_module)
     if found and inside.is_safe():
         inside.run()
@@ -60,8 +71,9 @@ def _no_module(node: fx.Node) -> None:
 
 
 def _replace(graph: fx.Graph, effects: Effects, conv: fx.Node) -> None:
-    options, chain = arguments(conv, CONV2D), Chain(effects, _no_module, conv)
-    before, pad = padded_by(conv, options), options["input"]
+    options, axes = arguments(conv, CONVOLUTION), AXES[conv.target]
+    chain = Chain(effects, _no_module, conv, axes=axes)
+    before, pad = padded_by(options, axes), options["input"]
     if before is not None and not effects.is_written_between(pad, chain.last, [before[0]],
                                                              set(chain.links)):
         options["input"], options["padding"] = before
@@ -79,6 +91,19 @@ def _replace(graph: fx.Graph, effects: Effects, conv: fx.Node) -> None:
         graph.erase_node(pad)
 
 
+def _replace_transposed(graph: fx.Graph, effects: Effects, conv: fx.Node) -> None:
+    options = arguments(conv, TRANSPOSED_CONVOLUTION)
+    chain = TransposedChain(effects, _no_module, conv, axes=TRANSPOSED[conv.target])
+    norm = {} if chain.norm is None else arguments(chain.norm, F_BATCH_NORM)
+    with graph.inserting_after(chain.last):
+        fused = graph.call_function(
+            transpose, tuple(options.values()),
+            {"norm": [norm[name] for name in NORM] if norm else None,
+             "activation": chain.activation})
+    fused.meta = dict(chain.last.meta)
+    chain.replace_by(graph, fused)
+
+
 class _Inside(Inside):
     """Channels-last between the convolutions of a graph whose inputs are also parameters."""
 
@@ -86,7 +111,7 @@ class _Inside(Inside):
         return []  # each convolution does it: nothing tells an image from a weight
 
     def is_block(self, node: fx.Node) -> bool:
-        return node.target is convolve
+        return node.target in (convolve, transpose)
 
     def drawn(self, call: Drawn, args: Any, kwargs: Any) -> fx.Node:
         return self.graph.call_function(call, ((), *args), kwargs)
@@ -112,11 +137,10 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     """A convolution and what follows it, as few calls as that allows."""
     activation, pool = tail
     shape = output_shape(x, weight, options["stride"], options["padding"], options["dilation"])
-    run = conv2d if norm is None else partial(conv2d_norm, norm=norm)
     whole = residual is None or (isinstance(residual, Tensor) and residual.dtype == x.dtype
                                  and tuple(residual.shape) == shape)
-    if not whole or not is_by_filter(x, slope):
-        y = run(x, weight, bias, **options)
+    if not whole or not is_by_filter(x, weight, slope):
+        y = run(x, weight, bias, norm=norm, **options)
         return then(y if residual is None else y + residual, activation, pool, slope)
-    return run(x, weight, bias, activation=activation, slope=slope, residual=residual, pool=pool,
-               **options)
+    return run(x, weight, bias, norm=norm, activation=activation, slope=slope, residual=residual,
+               pool=pool, **options)

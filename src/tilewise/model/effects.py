@@ -40,8 +40,8 @@ MODULES = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.Linear, 
            nn.Softmax, nn.Softplus, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d,
            nn.AvgPool2d, nn.AvgPool3d, nn.Upsample, nn.Embedding, nn.AdaptiveAvgPool1d,
            nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool2d)
-RANKED = (nn.modules.conv._ConvNd, nn.BatchNorm2d, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU,
-          nn.Hardswish, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d)
+RANKED = (nn.modules.conv._ConvNd, nn.BatchNorm2d, nn.BatchNorm3d, nn.ReLU, nn.ReLU6, nn.SiLU,
+          nn.GELU, nn.Hardswish, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d)
 # the same memory or a copy, as the layout has it
 BY_LAYOUT = {"view", "reshape", "flatten", "contiguous", "ravel", "unflatten", "view_as",
              "reshape_as", "to", "pixel_shuffle", "pixel_unshuffle"}

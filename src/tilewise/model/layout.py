@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,33 +11,35 @@ from torch import Tensor, fx
 
 from ..conv.again import is_transformed, is_unwatched
 from ..conv.calls import is_channels_last
-from ..runtime.turning import laid_out
+from ..runtime.turning import LAST, laid_out
 from .effects import Effects, depends_on_layout, is_random, name_of, sees_layout
 
 # operators whose result lies as their argument does
 KEEPING = {"relu", "relu6", "relu_", "leaky_relu", "silu", "gelu", "hardswish", "hardsigmoid",
            "sigmoid", "tanh", "hardtanh", "clamp", "add", "iadd", "sub", "mul", "imul", "div",
-           "truediv", "cat", "max_pool2d", "avg_pool2d", "interpolate", "batch_norm", "dropout",
-           "adaptive_avg_pool2d", "mish", "elu", "prelu"}
+           "truediv", "cat", "max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d", "interpolate",
+           "batch_norm", "dropout", "adaptive_avg_pool2d", "mish", "elu", "prelu"}
 
 
-def enter(x: Any) -> Any:
-    """An image in channels-last; anything else as it is."""
-    if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
+def enter(x: Any, ranks: tuple[int, ...] = tuple(LAST)) -> Any:
+    """An image or a volume in channels-last, by its rank; anything else as it is."""
+    if not isinstance(x, Tensor) or x.dim() not in LAST or x.dim() not in ranks or (
+            not x.is_floating_point()):
         return x
     if x.shape[1] == 1 and x.is_contiguous():  # the same memory, named by other strides
-        h, w = x.shape[2:]
-        return x.as_strided(x.shape, (h * w, 1, w, 1))
+        sizes = [math.prod(x.shape[axis + 1:]) for axis in range(x.dim())]
+        return x.as_strided(x.shape, (sizes[0], 1, *sizes[2:]))
     if x.requires_grad and torch.is_grad_enabled() and x.is_contiguous():
         x = x.view_as(x)
         x.register_hook(Tensor.contiguous)  # a gradient lies as what it is of
-    return _laid_out(x, torch.channels_last)
+    return _laid_out(x, LAST[x.dim()])
 
 
 def leave(results: tuple[Any, ...], inputs: tuple[Any, ...],
           weight: Tensor | None = None) -> tuple[Any, ...]:
     """Images in planes, unless torch's would be channels-last; what is one stays one."""
-    if _is_last(inputs) or (weight is not None and is_channels_last(weight)):
+    last = weight is not None and weight.dim() in LAST and is_channels_last(weight)
+    if _is_last(inputs) or last:
         return results
     left = {id(x): _laid_out(x) if isinstance(x, Tensor) else x for x in results}
     return tuple(left[id(x)] for x in results)
@@ -44,7 +47,7 @@ def leave(results: tuple[Any, ...], inputs: tuple[Any, ...],
 
 def _is_last(inputs: tuple[Any, ...]) -> bool:
     """Whether the caller's images are channels-last."""
-    image = next((x for x in inputs if isinstance(x, Tensor) and x.dim() == 4), None)
+    image = next((x for x in inputs if isinstance(x, Tensor) and x.dim() in LAST), None)
     return image is not None and not image.is_contiguous() and is_channels_last(image)
 
 
@@ -54,7 +57,7 @@ def _laid_out(x: Tensor, layout: torch.memory_format = torch.contiguous_format) 
         return x
     if (torch.is_grad_enabled() and x.requires_grad) or is_transformed() or not is_unwatched(x):
         return x.clone(memory_format=layout)
-    return laid_out(x, layout, pooled=layout is torch.channels_last)
+    return laid_out(x, layout, pooled=layout is not torch.contiguous_format)
 
 
 class Drawn:
@@ -68,20 +71,23 @@ class Drawn:
 
     def __call__(self, inputs: tuple[Any, ...], x: Any, *args: Any, **options: Any) -> Any:
         if not getattr(self.draw, "training", True) or not isinstance(x, Tensor) or (
-                x.dim() != 4 or x.is_contiguous() or _is_last(inputs)):
+                x.dim() not in LAST or x.is_contiguous() or _is_last(inputs)):
             return self.draw(x, *args, **options)
         plain = x.contiguous()
         drawn = self.draw(plain, *args, **options)
         if drawn is plain:
             return x.copy_(plain)
-        return drawn.contiguous(memory_format=torch.channels_last)
+        return drawn.contiguous(memory_format=LAST[x.dim()])
 
 
 class Inside:
     """The pass that lets images lie channels-last inside a graph.
 
     `module_of` gives the module that a node calls, None for one of which nothing is known.
+    `ranks` are those of what its convolutions are called with.
     """
+
+    ranks: tuple[int, ...] = tuple(LAST)
 
     def __init__(self, graph: fx.Graph, module_of: Callable[[fx.Node], Any]) -> None:
         self.graph, self.module_of = graph, module_of
@@ -156,7 +162,7 @@ class Inside:
         for node in self.inputs:
             users = list(node.users)
             with self.graph.inserting_after(self.inputs[-1]):
-                entered.append(self.graph.call_function(enter, (node,)))
+                entered.append(self.graph.call_function(enter, (node, self.ranks)))
             for user in users:
                 user.replace_input_with(node, entered[-1])
         return entered
@@ -165,7 +171,8 @@ class Inside:
         image = block.args[0]
         if isinstance(image, fx.Node) and image not in known:
             with self.graph.inserting_before(block):
-                block.args = (self.graph.call_function(enter, (image,)), *block.args[1:])
+                block.args = (self.graph.call_function(enter, (image, self.ranks)),
+                              *block.args[1:])
 
     def _reshape(self, node: fx.Node) -> None:
         """A view across channels is one only in the caller's layout."""
@@ -202,9 +209,9 @@ class Inside:
         module = self.module_of(node) if node.op == "call_module" else None
         name = type(module).__name__ if module is not None else name_of(node)
         return name in KEEPING or name in (
-            "BatchNorm2d", "ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "Hardsigmoid", "LeakyReLU",
-            "Sigmoid", "MaxPool2d", "AvgPool2d", "Upsample", "Identity", "Mish", "Hardtanh",
-            "PReLU")
+            "BatchNorm2d", "BatchNorm3d", "ReLU", "ReLU6", "SiLU", "GELU", "Hardswish",
+            "Hardsigmoid", "LeakyReLU", "Sigmoid", "MaxPool2d", "MaxPool3d", "AvgPool2d",
+            "AvgPool3d", "Upsample", "Identity", "Mish", "Hardtanh", "PReLU")
 
     # what graphs of different origin do differently
 

@@ -3,32 +3,80 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..conv.again import Again, Calls, can_repeat, form, settings
+from ..conv.axes import convolve
 from ..conv.calls import is_by_filter
-from ..conv.ops import call_again, conv2d, conv2d_norm, then
+from ..conv.ops import call_again, then
 from ..conv.options import options_of, output_shape
+from ..conv.transposed import conv_transpose1d, conv_transpose2d, normed
 from ..core.errors import TilewiseError
-from ..runtime.weights import Norm, fold
+from ..runtime.weights import Norm, fold, fold_transposed
 
 
-class Conv2d(nn.Conv2d):
+class _Convolution:
+    """What a convolution of torch inherits first to be computed by tilewise."""
+
+    def _conv_forward(self: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.padding_mode != "zeros":
+            return super()._conv_forward(x, weight, bias)  # type: ignore[misc]
+        return convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups,
+                        max_error=getattr(self, "max_error", None))
+
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """`torch.nn.Conv1d`, computed by tilewise.
+
+    >>> Conv1d(8, 4, 3, padding=1)(torch.randn(1, 8, 100)).shape
+    torch.Size([1, 4, 100])
+    """
+
+
+class Conv2d(_Convolution, nn.Conv2d):
     """`torch.nn.Conv2d`, computed by tilewise.
 
     >>> Conv2d(8, 4, 3, padding=1)(torch.randn(1, 8, 16, 16)).shape
     torch.Size([1, 4, 16, 16])
     """
 
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self.padding_mode != "zeros":
-            return super()._conv_forward(x, weight, bias)
-        return conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups,
-                      max_error=getattr(self, "max_error", None))
+
+class Conv3d(_Convolution, nn.Conv3d):
+    """`torch.nn.Conv3d`, computed by tilewise.
+
+    >>> Conv3d(8, 4, 3, padding=1)(torch.randn(1, 8, 6, 16, 16)).shape
+    torch.Size([1, 4, 6, 16, 16])
+    """
+
+
+class _Transposed:
+    """What a transposed convolution of torch inherits first to be computed by tilewise."""
+
+    def forward(self: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        more = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size,
+                                    len(self.kernel_size), self.dilation)
+        run = conv_transpose1d if len(self.kernel_size) == 1 else conv_transpose2d
+        return run(x, self.weight, self.bias, self.stride, self.padding, more, self.groups,
+                   self.dilation, max_error=getattr(self, "max_error", None))
+
+
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d`, computed by tilewise.
+
+    >>> ConvTranspose1d(8, 4, 4, stride=2, padding=1)(torch.randn(1, 8, 100)).shape
+    torch.Size([1, 4, 200])
+    """
+
+
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d`, computed by tilewise.
+
+    >>> ConvTranspose2d(8, 4, 2, stride=2)(torch.randn(1, 8, 16, 16)).shape
+    torch.Size([1, 4, 32, 32])
+    """
 
 
 class Block(nn.Module):
@@ -38,7 +86,7 @@ class Block(nn.Module):
     residual and the slopes of "prelu", as far as there are some.
 
     Args:
-        conv: The convolution.
+        conv: The convolution, of one, two or three axes.
         norm: A batch norm behind it, in eval mode folded into the weight.
         activation: "relu" and the like, as in `tilewise.conv2d`.
         pool: Side of the max-pooling windows; 1 is none.
@@ -50,17 +98,18 @@ class Block(nn.Module):
 
     is_fresh = True  # its result shares memory with nothing
 
-    def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None = None,
+    def __init__(self, conv: Any, norm: Any = None,
                  activation: str | None = None, pool: int = 1,
                  max_error: float | None = None) -> None:
         super().__init__()
         self._parts = (conv, norm)  # in a tuple, and so not in the state_dict
         self.activation, self.pool, self.max_error = activation, pool, max_error
+        self.axes = len(conv.kernel_size)
         self._calls = Calls()
 
     def forward(self, x: Tensor, residual: Tensor | None = None,
                 slope: Tensor | None = None) -> Tensor:
-        if torch.compiler.is_compiling():
+        if self.axes != 2 or torch.compiler.is_compiling():  # only calls of images are remembered
             return self._anew(x, residual, slope)
         conv, norm = self._parts
         bias = conv._parameters.get("bias") if norm is None else None
@@ -117,7 +166,7 @@ class Block(nn.Module):
         conv, norm = self._parts
         if norm is not None and norm.training:
             return self._step_by_step(norm(self._convolve(x)), residual, slope)
-        if not is_by_filter(x, slope) or (
+        if not is_by_filter(x, conv.weight, slope) or (
                 residual is not None and not _same_shape(conv, x, residual)):
             return self._step_by_step(self._convolve(x, norm=norm), residual, slope)
         return self._convolve(x, norm=norm, residual=residual, slope=slope,
@@ -131,18 +180,21 @@ class Block(nn.Module):
         conv, norm = self._parts
         weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
         if norm is not None:
-            weight, bias = fold(weight, bias, *_values(norm))
+            weight, bias = self._fold(weight, bias, norm)
         mine = copy.deepcopy(conv, {id(t): None for t in conv.parameters()})
         mine.weight = nn.Parameter(weight, requires_grad=False)
         mine.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._parts, self.conv, self.was_normed = (mine, None), mine, norm is not None
-        self.__class__ = _Folded
+        self.__class__ = _FoldedTransposed if isinstance(self, TransposedBlock) else _Folded
 
-    def _convolve(self, x: Tensor, norm: nn.BatchNorm2d | None = None, **tail: Any) -> Tensor:
+    def _fold(self, weight: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+        return fold(weight, bias, *_values(norm))
+
+    def _convolve(self, x: Tensor, norm: Any = None, **tail: Any) -> Tensor:
         conv = self._parts[0]
-        run = conv2d if norm is None else partial(conv2d_norm, norm=_values(norm))
-        return run(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation,
-                   conv.groups, max_error=self.max_error, **tail)
+        return convolve(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation,
+                        conv.groups, norm=None if norm is None else _values(norm),
+                        max_error=self.max_error, **tail)
 
     def _step_by_step(self, y: Tensor, residual: Tensor | None, slope: Tensor | None) -> Tensor:
         return then(y if residual is None else y + residual, self.activation, self.pool, slope)
@@ -154,6 +206,32 @@ class Block(nn.Module):
         return " + ".join(step for step in steps if step)
 
 
+class TransposedBlock(Block):
+    """A transposed convolution of one or two axes (+ batch norm) (+ activation).
+
+    >>> TransposedBlock(nn.ConvTranspose2d(8, 4, 2, 2))(torch.randn(1, 8, 5, 5)).shape
+    torch.Size([1, 4, 10, 10])
+    """
+
+    def forward(self, x: Tensor, residual: Tensor | None = None,
+                slope: Tensor | None = None) -> Tensor:
+        return self._anew(x, None, None)
+
+    def call(self, x: Tensor) -> tuple[Any, ...]:
+        """The arguments of `conv_transpose2d`."""
+        conv = self._parts[0]
+        return (x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding,
+                conv.groups, conv.dilation)
+
+    def _convolve(self, x: Tensor, norm: Any = None, activation: str | None = None,
+                  **tail: Any) -> Tensor:
+        return normed(*self.call(x), norm=None if norm is None else _values(norm),
+                      activation=activation, max_error=self.max_error)
+
+    def _fold(self, weight: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+        return fold_transposed(weight, bias, _values(norm), self._parts[0].groups)
+
+
 class _Folded(Block):
     """A block around a convolution of its own, for inference only."""
 
@@ -162,16 +240,20 @@ class _Folded(Block):
         if self.training:
             raise TilewiseError("the model was optimised with keep_original=False and is in "
                                 "training mode: what was folded cannot be trained")
-        if self.was_normed and x.dim() != 4:
-            raise ValueError(f"expected 4D input (got {x.dim()}D input)")
+        if self.was_normed and x.dim() != self.axes + 2:
+            raise ValueError(f"expected {self.axes + 2}D input (got {x.dim()}D input)")
         return super().forward(x, residual, slope)
 
 
-def _values(norm: nn.BatchNorm2d) -> Norm:
+class _FoldedTransposed(_Folded, TransposedBlock):
+    pass
+
+
+def _values(norm: Any) -> Norm:
     return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
 
 
-def _same_shape(conv: nn.Conv2d, x: Tensor, residual: Tensor) -> bool:
+def _same_shape(conv: Any, x: Tensor, residual: Tensor) -> bool:
     """Whether the sum neither broadcasts nor mixes types."""
     shape = output_shape(x, conv.weight, conv.stride, conv.padding, conv.dilation)
     return residual.dtype == x.dtype and tuple(residual.shape) == shape

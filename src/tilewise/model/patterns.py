@@ -14,6 +14,10 @@ from ..core.activations import SLOPED
 from .activations import of_call, of_module, slope_of
 from .effects import Effects
 
+AXES: dict[type, int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+TRANSPOSED: dict[type, int] = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2}
+CONVOLUTIONS = {**AXES, **TRANSPOSED}
+NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 PADS = {F.pad, torch._C._nn.pad}  # Dynamo sees through the first
 POOLS = {F.max_pool2d, torch.max_pool2d}
@@ -31,8 +35,9 @@ class Chain:
     STEPS: tuple[str, ...] = ("_norm", "_add", "_activate", "_pool")
 
     def __init__(self, effects: Effects, module_of: Callable[[fx.Node], Any], conv: fx.Node,
-                 norm_of: Callable[[fx.Node], Any] = bool) -> None:
+                 norm_of: Callable[[fx.Node], Any] = bool, axes: int = 2) -> None:
         self._effects, self._module_of, self._norm_of = effects, module_of, norm_of
+        self._axes = axes
         self.conv, self.links = conv, [conv]
         self.norm: fx.Node | None = None
         self.residual: fx.Node | None = None
@@ -68,7 +73,7 @@ class Chain:
 
     def _norm(self, user: fx.Node) -> bool:
         module = self._module_of(user)
-        found = type(module) is nn.BatchNorm2d and module.track_running_stats
+        found = type(module) is NORMS[self._axes] and module.track_running_stats
         if user.target is F.batch_norm:
             found = _arguments(user, F_BATCH_NORM)["training"] is False and self._norm_of(user)
         self.norm = user if found and user.args[:1] == (self.last,) else None
@@ -101,7 +106,7 @@ class Chain:
 
     def _pool(self, user: fx.Node) -> bool:
         module, options = self._module_of(user), {}
-        if user.args[:1] != (self.last,):
+        if user.args[:1] != (self.last,) or self._axes != 2:
             return False
         if type(module) is nn.MaxPool2d:
             options = {name: getattr(module, name) for name in TWO_BY_TWO}
@@ -114,6 +119,18 @@ class Chain:
         return found
 
 
+class TransposedChain(Chain):
+    """What follows a transposed convolution."""
+
+    STEPS = ("_norm", "_activate")
+
+    def _activate(self, user: fx.Node) -> bool:
+        if not super()._activate(user) or self.slope is not None:
+            self.activation = self.slope = None
+            return False
+        return True
+
+
 class LinearChain(Chain):
     """What follows a linear layer."""
 
@@ -124,27 +141,29 @@ F_BATCH_NORM = {"input": None, "running_mean": None, "running_var": None, "weigh
                 "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
 F_MAX_POOL = {"input": None, "kernel_size": 2, "stride": None, "padding": 0, "dilation": 1,
               "ceil_mode": False, "return_indices": False}
-CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1,
-          "groups": 1}
+TRANSPOSED_CONVOLUTION = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0,
+                          "output_padding": 0, "groups": 1, "dilation": 1}
+CONVOLUTION = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0,
+               "dilation": 1, "groups": 1}
 
 
 F_PAD = {"input": None, "pad": None, "mode": "constant", "value": None}
 
 
-def padded_by(conv: fx.Node, options: dict[str, Any]) -> tuple[fx.Node, list[int]] | None:
-    """What a zero padding before the convolution pads, and (top, bottom, left, right) of it."""
+def padded_by(options: dict[str, Any], axes: int) -> tuple[fx.Node, list[int]] | None:
+    """What a zero padding before a convolution pads, and (top, bottom, left, right) of it."""
     node = options["input"]
     if not isinstance(node, fx.Node) or node.target not in PADS or len(node.users) != 1:
         return None
     found = arguments(node, F_PAD)
     sides = found["pad"] if isinstance(found["pad"], tuple | list) else ()
     plain = (found["mode"], found["value"] or 0) == ("constant", 0)
-    if not plain or len(sides) != 4 or not all(type(side) is int and side >= 0 for side in sides):
+    whole = len(sides) == 2 * axes and all(type(side) is int and side >= 0 for side in sides)
+    if not plain or not whole:
         return None
     if _one(options["padding"]) != 0:
         return None
-    left, right, top, bottom = sides
-    return found["input"], [top, bottom, left, right]
+    return found["input"], [side for i in reversed(range(axes)) for side in sides[2 * i:2 * i + 2]]
 
 
 def arguments(node: fx.Node, defaults: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from .guards import CONTAINERS, HOOKS, Guards, Refused, snapshot
+from .patterns import CONVOLUTIONS
 from .purity import Watch
 from .values import Attribute, Value
 
@@ -87,7 +88,7 @@ class Tracer(fx.Tracer):
         state = np.random.get_state()
         try:
             with LOCK, _no_collection(), self._patched(), _Functions(self), self.watch:
-                if type(self.root) is nn.Conv2d:
+                if type(self.root) in CONVOLUTIONS:
                     return self.proxy(self._leaf(self.root, args, kwargs))
                 result = self.call_module(self.root, None, args, kwargs)
         finally:

@@ -17,7 +17,8 @@ from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
-from .nn import Block, Conv2d
+from .nn import Block, Conv1d, Conv2d, Conv3d
+from .patterns import CONVOLUTIONS
 from .rehearsal import cloned, rehearsal
 
 
@@ -70,7 +71,8 @@ def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
 
 
 def _is_planned(module: nn.Module) -> bool:
-    return isinstance(module, nn.Conv2d) or (isinstance(module, nn.Linear) and is_worth(module))
+    return isinstance(module, tuple(CONVOLUTIONS)) or (
+        isinstance(module, nn.Linear) and is_worth(module))
 
 
 def _running(names: dict[nn.Module, str]) -> str:
@@ -80,7 +82,7 @@ def _running(names: dict[nn.Module, str]) -> str:
         module = frame.f_locals.get("self")
         if isinstance(module, Block | Linear):
             return names.get(module._parts[0], names.get(module, ""))
-        if isinstance(module, Conv2d):
+        if isinstance(module, Conv1d | Conv2d | Conv3d):
             return names.get(module, "")
         frame = frame.f_back
     return ""

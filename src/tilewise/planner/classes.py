@@ -11,6 +11,7 @@ from ..core.problem import Problem
 # again, are among them
 VERSION = "1"  # of the classes: wisdom about others is measured anew
 LONG = 4  # times as long as wide: not planned as a square
+PHASE = 20  # outputs of a dilated filter that share no input with their neighbours, along an axis
 SIDES = (1, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 320, 448, 640, 896, 1280,
          1792, 2560)
 
@@ -31,17 +32,25 @@ def representative(p: Problem) -> Problem:
     that is long, and the next batch.
 
     Gradients of weights are planned for their own size, as their code is; so are linear layers,
-    whose rows decide, and filters.
+    whose rows decide, filters, and what is dilated so far that a few pixels decide.
     """
     if not isinstance(p, Problem) or p.direction == "backward_weight":
         return p.with_(n=bucket(p))
     if p.is_linear:
         return p
+    if _is_scattered(p):
+        return p.with_(n=bucket(p))
     sides = [side(p.conv_h * p.conv_w)] * 2
     if max(p.conv_h, p.conv_w) > LONG * min(p.conv_h, p.conv_w):
         sides = [side(p.conv_h ** 2), side(p.conv_w ** 2)]
     found = _with_outputs(p, *sides)
     return found if found is not None else p.with_(n=bucket(p))
+
+
+def _is_scattered(p: Problem) -> bool:
+    """Whether a dilated filter divides the image into small ones: a pixel more is a tile more."""
+    return any(apart > 1 and outputs < PHASE * apart
+               for apart, outputs in zip(p.dilation, (p.conv_h, p.conv_w), strict=True))
 
 
 def _with_outputs(p: Problem, rows: int, columns: int) -> Problem | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ class Engine:
     def __init__(self, algorithms: Sequence[Algorithm], limit: int = 1024) -> None:
         versions = {"torch": torch.__version__, "llvm": LLVM_VERSION, "classes": CLASSES}
         self.planner = Planner(algorithms, start=self.start, wisdom=Wisdom(versions))
-        self.executables: Lru[Executable] = Lru(limit)  # by whatever key a caller has at hand
+        self.executables: Lru[Any] = Lru(limit)  # by whatever key a caller has at hand
         self.observers: list[Callable[[Plan], None]] = []  # told of every plan that is run
         self._read_wisdom = False
 

@@ -34,7 +34,9 @@ class Executable:
 
     Slopes of an activation lie behind the bias: see `kernels.activations.joined`.
     For the gradient of the input, x is that of the output; for the gradient of the weight, the
-    prepared weight is the gradient of the output.
+    prepared weight is the gradient of the output. `out` has the result's strides, and may have
+    fewer images than the problem. It must not be the residual: tiles of some kernels overlap, and
+    would add it twice.
     """
 
     def __init__(self, plan: Plan, algorithm: Algorithm,
@@ -70,15 +72,16 @@ class Executable:
         values = self.prepare(weight)
         return Ready(values, source) if self._spreads and self._instead else values
 
-    def __call__(self, x: Tensor, weight: Any, bias: Tensor | None,
-                 residual: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Any, bias: Tensor | None, residual: Tensor | None,
+                 out: Tensor | None = None) -> Tensor:
         if self._of_weight:
             x, weight = (laid_out(t, self._layout) for t in (x, weight))
             return self._run(x, weight, None, None, None)
-        return self.masked(x, weight, bias, residual)[0]
+        y = self.masked(x, weight, bias, residual, out)[0]
+        return y if out is None or y is out else out.copy_(y)  # torch's, or a pass's
 
-    def masked(self, x: Tensor, weight: Any, bias: Tensor | None,
-               residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def masked(self, x: Tensor, weight: Any, bias: Tensor | None, residual: Tensor | None,
+               out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The result, and the mask where the problem asks for one."""
         layout, inner = self._layout, self.plan.inner
         x, fused = laid_out(x, layout), residual
@@ -90,9 +93,9 @@ class Executable:
         channels = bias if self._reads_channels else None
         if self._cuts:
             channels = apart(self.plan.problem, channels)[0]
-        y = self._run(x, weight.values if ready else weight, channels, fused, mask, ready)
+        y = self._run(x, weight.values if ready else weight, channels, fused, mask, ready, out)
         if y is None:
-            return self._by_another(x, weight.source(), bias, residual)
+            return self._by_another(x, weight.source(), bias, residual, out)
         for step in self._after:
             if step is None:
                 y, mask = masks.pack(self.plan.problem, self.plan.target, y)
@@ -100,14 +103,14 @@ class Executable:
                 y = step(y, bias, residual)
         return y, mask
 
-    def _by_another(self, x: Tensor, weight: Tensor, bias: Tensor | None,
-                    residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _by_another(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+                    out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """By a kernel that leaves infinities and NaN where they belong."""
         assert self._instead is not None
         other = self._instead(self.plan)
         with alone_after_fork():
             ready = other.prepare(weight)
-        return other.masked(x, ready, bias, residual)
+        return other.masked(x, ready, bias, residual, out)
 
     def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
         p = self.plan.inner
@@ -126,12 +129,14 @@ class Executable:
         empty = _empty_result(p)
 
         def run(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-                mask: Tensor | None, may_fail: bool = False) -> Tensor | None:
-            y = empty()
+                mask: Tensor | None, may_fail: bool = False,
+                out: Tensor | None = None) -> Tensor | None:
+            y = empty() if out is None else out
             scratch = memory.empty(floats) if floats else None
             bias = None if bias is None else bias.contiguous()
+            batch = p.n if out is None else out.shape[0]
             found = launch(x.data_ptr(), weight.data_ptr(), _address(bias), _address(residual),
-                           y.data_ptr(), _address(scratch), p.n, threads, _address(mask))
+                           y.data_ptr(), _address(scratch), batch, threads, _address(mask))
             return None if found and may_fail else y
 
         return run

@@ -16,6 +16,7 @@ from ..kernels.cpu.between import turn
 from ..kernels.cpu.emit.launch import Launch, launcher
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by rank
 NAMES = {layout: name for name, layout in LAYOUTS.items()}
 FEW = 1 << 15  # floats below which torch's pass is as good
 MOST = 256  # kernels that are remembered
@@ -30,8 +31,20 @@ def laid_out(x: Tensor, layout: torch.memory_format, pooled: bool = True) -> Ten
     """
     if x.is_contiguous(memory_format=layout):
         return x
+    if x.dim() == 5:
+        return _volumes(x, layout, pooled)
     turned = _turned(x, NAMES[layout], pooled)
     return x.contiguous(memory_format=layout) if turned is None else turned
+
+
+def _volumes(x: Tensor, layout: torch.memory_format, pooled: bool) -> Tensor:
+    """The same of (N, C, D, H, W), as images of D * H rows."""
+    to_last = layout is torch.channels_last_3d
+    other = torch.contiguous_format if to_last else torch.channels_last_3d
+    if not x.is_contiguous(memory_format=other):
+        return x.contiguous(memory_format=layout)
+    two = torch.channels_last if to_last else layout
+    return laid_out(x.flatten(2, 3), two, pooled).unflatten(2, x.shape[2:4])
 
 
 def copied(x: Tensor, layout: str) -> Tensor:

@@ -15,6 +15,7 @@ from ..core.lru import Lru
 from ..kernels.cpu.prepare.fingerprint import Fingerprint
 from .executable import Executable
 from .forms import Forms
+from .turning import LAST
 
 DEFAULT_LIMIT = 2 << 30
 FOLDED = 1 << 16  # values in float64 at a time: what malloc was asked for once, it keeps
@@ -87,8 +88,9 @@ def can_change_unnoticed(tensor: Tensor | None) -> bool:
     """Not float32 that lie side by side in a CPU's memory; elsewhere, made in inference mode."""
     if tensor is None or not tensor.is_cpu:
         return tensor is not None and tensor.is_inference()
-    return tensor.dtype != torch.float32 or not (tensor.is_contiguous() or (
-        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
+    layout = LAST.get(tensor.dim(), torch.contiguous_format)
+    return tensor.dtype != torch.float32 or not (
+        tensor.is_contiguous() or tensor.is_contiguous(memory_format=layout))
 
 
 MADE: Lru[Made] = Lru(DEFAULT_LIMIT, weigh=Made.bytes)
@@ -116,6 +118,17 @@ def prepared(weight: Tensor, executable: Executable) -> Made:
     return made(executable.weight_key, lambda: executable.ready(weight, source), weight)
 
 
+def prepared_taps(weight: Tensor, executable: Executable) -> Made:
+    """Each (K, C, R, S) of a weight (K, C, T, R, S), as the executable's kernel wants it."""
+    source: Any = weakref.ref(weight)
+
+    def one(tap: int) -> Any:
+        return executable.ready(weight[:, :, tap], lambda: source()[:, :, tap])
+
+    return made(("taps", executable.weight_key), lambda: tuple(map(one, range(weight.shape[2]))),
+                weight)
+
+
 def prepared_with_norm(weight: Tensor, bias: Tensor | None, norm: Norm,
                        executable: Executable) -> Made:
     """Weight, as the kernel wants it, and bias of a convolution that also does the batch norm."""
@@ -140,6 +153,36 @@ def forget(weight: Tensor) -> None:
             MADE.drop(key)
 
 
+def folded(weight: Tensor, bias: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+    """Weight and bias with a batch norm multiplied in, the same tensors in every call."""
+    *tensors, eps = norm
+    found: tuple[Tensor, Tensor] = made(("folded", eps), lambda: fold(weight, bias, *norm), weight,
+                                        bias, *tensors).value
+    return found
+
+
+def folded_transposed(weight: Tensor, bias: Tensor | None, norm: Norm,
+                      groups: int) -> tuple[Tensor, Tensor]:
+    """The same of a transposed convolution."""
+    *tensors, eps = norm
+    found: tuple[Tensor, Tensor] = made(
+        ("transposed", eps, groups), lambda: fold_transposed(weight, bias, norm, groups), weight,
+        bias, *tensors).value
+    return found
+
+
+def fold_transposed(weight: Tensor, bias: Tensor | None, norm: Norm,
+                    groups: int) -> tuple[Tensor, Tensor]:
+    """A batch norm behind a transposed convolution, whose filters lie along the second axis."""
+    whole, offset = fold(_turned(weight, groups), bias, *norm)
+    return _turned(whole, groups).contiguous(), offset
+
+
+def _turned(weight: Tensor, groups: int) -> Tensor:
+    """Input and output channels of each group swapped; its own inverse."""
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
 @torch.no_grad()
 def fold(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
          scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -152,5 +195,5 @@ def fold(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
     whole, rows = torch.empty_like(weight), max(1, FOLDED // max(1, weight[:1].numel()))
     for part, values, by in zip(whole.split(rows), weight.split(rows), factor.split(rows),
                                 strict=True):
-        part.copy_(values.double() * by[:, None, None, None])
+        part.copy_(values.double() * by.view(-1, *[1] * (weight.dim() - 1)))
     return whole, offset.to(weight.dtype)

@@ -1,12 +1,14 @@
 """Implicit GEMM with output channels in the lanes.
 
 A task packs a zero-padded rectangle of the input (or reads the input itself where nothing has
-to be padded), then multiplies it with one block of output channels after the other.
+to be padded), then multiplies it with one block of output channels after the other. Dilated
+filters leave out the taps that see padding, and read the input itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ....core.isa import Isa
 from ....core.problem import Epilogue, Problem
@@ -30,6 +32,7 @@ from ..emit.threads import (
 )
 from ..emit.tiling import emit_copy, emit_pieces, emit_zero
 from .direct_geometry import CHUNK, FREE, SIZES, Geometry
+from .direct_taps import each_stretch, seen_by_row
 
 __all__ = ["FREE", "SIZES", "Geometry", "make"]
 
@@ -92,10 +95,11 @@ class _Direct:
         """One register tile; `end`: the last, incomplete block of output channels."""
         p, g, height = self.p, self.g, self.s.tile_h
         channels, vectors = g.channels(end), g.vectors(end)
-        across = p.stride[1] * g.slice_c
+        across = p.stride[1] * g.pixel
+        taps: Any = {"rows": "index", "cols": "index"} if g.skips else {}
         with self.m.function(f"tile_{height}x{width}{'_end' if end else ''}", frame="pointer",
                              a="pointer", b="pointer", bias="pointer", residual="pointer",
-                             y="pointer", ahead="pointer") as f:
+                             y="pointer", ahead="pointer", **taps) as f:
             z = self._sizes(f)
             pitch = z.row_pitch if height > 1 or p.r > 1 else 0
             ahead = (f.ahead, z.lines_ahead) if g.fetches else None
@@ -103,9 +107,11 @@ class _Direct:
                     for i in range(height) for j in range(width)]
             # what is used less may be shorter
             unroll = self.s.unroll if width == self.s.tile_w else min(2, self.s.unroll)
-            acc = multiply(f, f.a, f.b, rows, vectors, g.walk(vectors, pitch), unroll, ahead)
+            walk = (g.walk_seen(vectors, pitch, f.rows, f.cols) if g.skips
+                    else g.walk(vectors, pitch))
+            acc = multiply(f, f.a, f.b, rows, vectors, walk, unroll, ahead)
             for i in range(height):
-                down = z.conv_w * (i * p.k) if i else 0
+                down = g.y_rows(z, i) if i else 0
                 self._store_row(f, acc[i * width:(i + 1) * width], f.y + down, f.residual + down,
                                 channels)
         return f
@@ -118,9 +124,9 @@ class _Direct:
         """
         if not is_long(self.tail.epilogue):
             for j, pixel in enumerate(row):
-                self._store(f, pixel, y, residual, j * self.p.k, channels)
+                self._store(f, pixel, y, residual, j * self.g.y_pixel, channels)
             return
-        k, lanes = self.p.k, self.g.lanes
+        apart, lanes = self.g.y_pixel, self.g.lanes
         vectors = len(row[0])
         waiting = f.words(-(-len(row) * vectors * lanes // 2))
         for i, value in enumerate(value for pixel in row for value in pixel):
@@ -130,7 +136,7 @@ class _Direct:
             for j in range(side):  # so many as hide each other's latency
                 at = first.i + j
                 sums = [(waiting + at * (vectors * lanes)).load(v * lanes) for v in range(vectors)]
-                self._store(f, sums, y + at * k, residual + at * k, 0, channels)
+                self._store(f, sums, y + at * apart, residual + at * apart, 0, channels)
 
     def _store(self, f: Function, row: list[Vector], y: Pointer, residual: Pointer, at: int,
                channels: int) -> None:
@@ -218,7 +224,7 @@ class _Direct:
             in_rows = (bottom - top - 1) * p.stride[0] + p.span_h
             in_cols = (right - left - 1) * p.stride[1] + p.span_w
             f.call(self.pack, f.frame, x, a, in_top, in_left, in_rows, in_cols)
-        at = ((image * z.conv_h + top) * z.conv_w + left) * p.k + group * p.group_k
+        at = g.y_at(z, image, top, left) + group * p.group_k
         pieces = [last.select(getattr(z, f"pieces_{i}"), z.block_cols if i == 0 else f.index(0))
                   for i in range(len(g.widths))]
         return _Task(
@@ -254,14 +260,33 @@ class _Direct:
         left, right = task.cols
         with f.loop(task.rows[1], start=task.rows[0]) as row:
             down = self._row(z, row.i) - task.top
-            a, at = task.a + down * z.row_pitch * p.stride[0], down * z.conv_w * p.k + channel
-            before = (row.i - task.rows[0]) * across
-            for width, col, number in emit_pieces(f, g.widths, task.pieces, f.index(0),
-                                                  right - left):
-                here = at + col * p.k
-                f.call(self.tiles[width, end], f.frame, a + col * (p.stride[1] * g.slice_c), weight,
-                       task.bias + channel, task.residual + here, task.y + here,
-                       ahead + (before + number) * fetched)
+            a, at = task.a + down * z.row_pitch * p.stride[0], g.y_rows(z, down) + channel
+            if g.skips:
+                self._seen_tiles(f, task, row.i, a, weight, at, channel, end)
+            else:
+                before = (row.i - task.rows[0]) * across
+                for width, col, number in emit_pieces(f, g.widths, task.pieces, f.index(0),
+                                                      right - left):
+                    here = at + col * g.y_pixel
+                    f.call(self.tiles[width, end], f.frame, a + col * (p.stride[1] * g.pixel),
+                           weight, task.bias + channel, task.residual + here, task.y + here,
+                           ahead + (before + number) * fetched)
+
+    def _seen_tiles(self, f: Function, task: _Task, row: Index, a: Pointer, weight: Pointer,
+                    at: Index, channel: Index, end: bool) -> None:
+        """A row of tiles with the taps that see the image; row and columns are those of outputs."""
+        g, p, z = self.g, self.p, self._sizes(f)
+        (left, right), (down, across) = task.cols, p.dilation
+        rows, panel = seen_by_row(z, row), g.vectors(end) * g.lanes
+        with each_stretch(f, z, left, right) as part:
+            taps = part.taps
+            first = a + (rows.first * down * z.row_pitch + taps.first * (across * g.pixel))
+            b = weight + g.tap_floats(panel, rows.first, taps.first)
+            for width, col, _ in emit_pieces(f, g.widths, part.pieces, part.start, part.stop):
+                here = at + (col - left) * g.y_pixel
+                f.call(self.tiles[width, end], f.frame,
+                       first + (col - left) * (p.stride[1] * g.pixel), b, task.bias + channel,
+                       task.residual + here, task.y + here, b, rows.count, taps.count)
 
     # the second stage of a split reduction
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ....core.cached import cached
 from ....core.cut import counts, piece_sizes
+from ....core.taps import skips
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE, Walk
 from ..emit.tiling import ceil_div
@@ -15,7 +16,7 @@ CHUNK = 16  # steps between two times that weights are fetched
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_tiles", "row_blocks",
          "col_blocks", "row_pitch", "pack_floats", "partial_floats", "lines_ahead", "pool_rows",
          "pool_tasks", "pieces_0", "pieces_1", "pieces_2", "pieces_3", "block_rows", "block_cols",
-         "block_w", "k_parts")
+         "block_w", "k_parts", "y_row", "y_image")
 FREE = ("block_rows", "block_cols", "k_parts")  # tunables that are sizes as well
 
 
@@ -107,15 +108,25 @@ class Geometry(BlocksOfK):
         return self.p.group_c // self.s.split
 
     @cached
+    def skips(self) -> bool:
+        """Whether taps that see padding are left out; then nothing has to be packed."""
+        return skips(self.p)
+
+    @cached
     def packed(self) -> bool:
-        return self.p.is_padded or self.p.groups > 1 or self.s.split > 1
+        return not self.skips and (self.p.is_padded or self.p.groups > 1 or self.s.split > 1)
+
+    @cached
+    def pixel(self) -> int:
+        """Floats from one input pixel to the next, as the micro-kernel sees them."""
+        return self.slice_c if self.packed else self.p.c
 
     @cached
     def fetches(self) -> bool:
         """Whether code asks for the weights of the next block, if there are few pixels."""
         steps = self.p.s * self.slice_c
         return (self.k_blocks > 1 and self.p.dilation[1] == 1 and steps % CHUNK == 0
-                and steps > CHUNK)
+                and steps > CHUNK and not self.skips)
 
     @cached
     def depth(self) -> int:
@@ -138,6 +149,17 @@ class Geometry(BlocksOfK):
             return Walk.packed(width, down, (steps, 1))
         across = (self.p.s, self.p.dilation[1] * self.slice_c)
         return Walk.packed(width, down, across, (self.slice_c, 1))
+
+    def walk_seen(self, vectors: int, row_pitch: Any, rows: Any, cols: Any) -> Walk:
+        """The same over so many rows and columns of taps, known when the code runs."""
+        width, (down, across) = vectors * self.lanes, self.p.dilation
+        row, col = self.tap_floats(width, 1, 0), self.tap_floats(width, 0, 1)
+        return Walk(((rows, row_pitch * down, row), (cols, across * self.pixel, col),
+                     (self.slice_c, 1, width)))
+
+    def tap_floats(self, width: int, row: Any, col: Any) -> Any:
+        """Where the weights of a tap begin in a panel of so many output channels."""
+        return (row * self.p.s + col) * (self.slice_c * width)
 
     def scratch_bytes(self, threads: int) -> int:
         return FLOAT32.bytes * (self.p.n * self.partial_floats + threads * self.pack_floats)

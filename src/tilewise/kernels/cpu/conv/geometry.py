@@ -55,6 +55,34 @@ class Sizes:
         return self.p.out_w
 
     @property
+    def y_row(self) -> int:
+        """Floats from a row of outputs to the next, where they lie on a grid."""
+        grid = self.p.grid
+        return 0 if grid is None else grid.down * grid.w * self.p.k
+
+    @property
+    def y_image(self) -> int:
+        """The same of images."""
+        grid = self.p.grid
+        return 0 if grid is None else grid.h * grid.w * self.p.k
+
+    @property
+    def y_pixel(self) -> int:
+        """The same of columns, known to the code."""
+        grid = self.p.grid
+        return self.p.k if grid is None else grid.across * self.p.k
+
+    def y_rows(self, z: Any, rows: Any) -> Any:
+        """Floats that so many rows of outputs take; z has the sizes, as numbers or emitted."""
+        return z.conv_w * (rows * self.p.k) if self.p.grid is None else z.y_row * rows
+
+    def y_at(self, z: Any, image: Any, row: Any, col: Any) -> Any:
+        """Where an output begins."""
+        if self.p.grid is None:
+            return ((image * z.conv_h + row) * z.conv_w + col) * self.p.k
+        return image * z.y_image + row * z.y_row + col * self.y_pixel
+
+    @property
     def block_rows(self) -> int:
         """Rows of a task."""
         return int(self.s.block_rows)

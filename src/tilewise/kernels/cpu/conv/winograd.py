@@ -20,7 +20,15 @@ from ..emit.tiling import emit_zero
 from .transforms import transform
 from .winograd_geometry import SIZES, Geometry
 from .winograd_output import Output
-from .winograd_tiles import Place, each_tile, place_of
+from .winograd_tiles import (
+    Place,
+    all_tiles,
+    each_tile,
+    first_col,
+    first_row,
+    image_of,
+    place_of,
+)
 
 WORD = 8  # bytes of an address
 TILES_A_TASK = 4  # transforms of the shared order: enough work for a turn of the counter
@@ -58,11 +66,11 @@ class Winograd:
 
     def _input(self, border: bool) -> Function:
         """One tile of all channels into V; a border tile comes as a table of addresses."""
-        g, p, lanes = self.g, self.p, self.g.lanes
+        g, p, lanes, (down, across) = self.g, self.p, self.g.lanes, self.p.dilation
         name = "input_border" if border else "input_inside"
         with self.m.function(name, frame="pointer", x="pointer", v="pointer") as f:
             pitch = self._sizes(f).w * p.c
-            rows = [f.x + pitch * i for i in range(0 if border else g.down.n)]
+            rows = [f.x + pitch * (i * down) for i in range(0 if border else g.down.n)]
 
             def channels(c: Index, count: int) -> None:
                 to, here = self._v_of_channels(f, c), [row + c for row in rows]
@@ -70,7 +78,7 @@ class Winograd:
                 def load(i: int, j: int) -> Vector:
                     if border:
                         return (f.x.load_pointer(i * g.across.n + j) + c).load(count=count)
-                    return here[i].load(j * p.c, count=count)
+                    return here[i].load(j * across * p.c, count=count)
 
                 def store(i: int, j: int, value: Vector) -> None:
                     self._store_v(to, (i * g.across.n + j) * g.v_position, value)
@@ -117,25 +125,29 @@ class Winograd:
     def _transform_tile(self, f: Function, z: InCode, tile: Place, v: Pointer, zeros: Pointer,
                         table: Pointer) -> None:
         c, n_h, n_w, h, w = self.p.c, self.g.down.n, self.g.across.n, z.h, z.w
-        top, left = tile.row * self.s.tile_h - z.top, tile.col * self.s.tile_w - z.left
-        x = f.frame.load_pointer(X) + ((tile.image * h + top) * w + left) * c
-        fits = ((top >= 0) & (top < h - n_h + 1)) & ((left >= 0) & (left < w - n_w + 1))
+        down, across = self.p.dilation
+        span_h, span_w = (n_h - 1) * down + 1, (n_w - 1) * across + 1
+        top, left = first_row(z, tile) - z.top, first_col(z, tile) - z.left
+        x = f.frame.load_pointer(X) + ((image_of(z, tile) * h + top) * w + left) * c
+        fits = ((top >= 0) & (top < h - span_h + 1)) & ((left >= 0) & (left < w - span_w + 1))
         with f.either(fits) as (inside, border):
             with inside:
                 f.call(self.inside, f.frame, x, v)
             with border:
-                cols = [(left + j >= 0) & (left + j < w) for j in range(n_w)]
+                places = range(0, n_w * across, across)
+                cols = [(left + j >= 0) & (left + j < w) for j in places]
                 with f.loop(n_h) as i:
-                    in_row, row = (top + i.i >= 0) & (top + i.i < h), x + i.i * w * c
+                    y = i.i * down
+                    in_row, row = (top + y >= 0) & (top + y < h), x + y * w * c
                     to = table.bytes(i.i * (n_w * WORD))
-                    for j, in_col in enumerate(cols):
-                        to.store_pointer(j, (in_row & in_col).select(row + j * c, zeros))
+                    for j, (place, in_col) in enumerate(zip(places, cols, strict=True)):
+                        to.store_pointer(j, (in_row & in_col).select(row + place * c, zeros))
                 f.call(self.border, f.frame, table, v)
 
     # blocks of tiles
 
     def _total(self, f: Function) -> Index:
-        return f.frame.load_index(BATCH) * self._sizes(f).tiles
+        return all_tiles(self._sizes(f), f.frame.load_index(BATCH))
 
     def _transform_tiles(self, f: Function, scratch: Pointer, first: Place, stop: Index,
                          start: Index | int = 0) -> None:

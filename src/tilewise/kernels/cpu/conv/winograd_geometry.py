@@ -16,7 +16,7 @@ from ..emit.tiling import ceil_div
 from .geometry import BlocksOfK
 
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "tile_rows", "tile_cols",
-         "tiles")  # words of the frame
+         "tiles", "phases", "phase_cols", "y_row", "y_image")  # words of the frame
 APART = 16  # floats between positions, so that they do not meet in the same cache sets
 
 
@@ -38,16 +38,31 @@ class Geometry(BlocksOfK):
         return self.down.n * self.across.n
 
     @cached
+    def phase_rows(self) -> int:
+        """Phases of a dilated convolution that begin in different rows; none is empty."""
+        return min(self.p.dilation[0], self.p.conv_h)
+
+    @cached
+    def phase_cols(self) -> int:
+        return min(self.p.dilation[1], self.p.conv_w)
+
+    @cached
+    def phases(self) -> int:
+        """Dense convolutions, interleaved, that make up a dilated one."""
+        return self.phase_rows * self.phase_cols
+
+    @cached
     def tile_rows(self) -> int:
-        return ceil_div(self.p.conv_h, self.s.tile_h)
+        """Of the largest phase."""
+        return ceil_div(ceil_div(self.p.conv_h, self.p.dilation[0]), self.s.tile_h)
 
     @cached
     def tile_cols(self) -> int:
-        return ceil_div(self.p.conv_w, self.s.tile_w)
+        return ceil_div(ceil_div(self.p.conv_w, self.p.dilation[1]), self.s.tile_w)
 
     @cached
     def tiles(self) -> int:
-        """Tiles of one image."""
+        """Tiles of one image, or of one phase of it."""
         return self.tile_rows * self.tile_cols
 
     @cached

@@ -16,7 +16,7 @@ from ..emit.sizes import InCode
 from ..emit.threads import BIAS, FOUND, MASK, RESIDUAL, Y
 from .transforms import transform
 from .winograd_geometry import SIZES, Geometry
-from .winograd_tiles import Place
+from .winograd_tiles import Place, first_col, first_row, image_of, outputs_from
 
 Store = Callable[[int, int, Vector], None]
 
@@ -33,19 +33,20 @@ class Output:
     def emit(self, f: Function, z: InCode, tile: Place, m: Pointer, k: Index, end: bool) -> None:
         """Finish the channels k.. of a tile whose products begin at `m`."""
         p, s = self.p, self.s
-        top, left = tile.row * s.tile_h, tile.col * s.tile_w
+        top, left = first_row(z, tile), first_col(z, tile)
         conv_h, conv_w = z.conv_h, z.conv_w
-        pixel = (tile.image * conv_h + top) * conv_w + left
-        to = pixel
+        image = image_of(z, tile)
+        to = at = self.g.y_at(z, image, top, left) + k
         if p.epilogue.pool == 2:
             to = ((tile.image * z.out_h + tile.row * (s.tile_h // 2)) * z.out_w
-                  + tile.col * (s.tile_w // 2))
+                  + tile.col * (s.tile_w // 2)) * p.k + k
         args: list[Any] = [f.frame, m, f.frame.load_pointer(BIAS) + k,
-                           f.frame.load_pointer(RESIDUAL) + (pixel * p.k + k),
-                           f.frame.load_pointer(Y) + (to * p.k + k)]
+                           f.frame.load_pointer(RESIDUAL) + at, f.frame.load_pointer(Y) + to]
         if p.epilogue.mask:
+            pixel = (image * conv_h + top) * conv_w + left
             args.append(place(f.frame.load_pointer(MASK), k, p.k, pixel))
-        height, width = conv_h - top, conv_w - left
+        height = outputs_from(top, conv_h, p.dilation[0])
+        width = outputs_from(left, conv_w, p.dilation[1])
         if self.loops:
             f.call(self.border[end], *args, height.minimum(s.tile_h), width.minimum(s.tile_w))
             return
@@ -184,13 +185,19 @@ class _Tile:
     def __init__(self, f: Function, geometry: Geometry) -> None:
         z = InCode(f, geometry, SIZES)
         self.f, self.k, self.lanes = f, geometry.p.k, geometry.lanes
+        down, across = geometry.p.dilation
+        self.down, self.across = down * self.k, across * geometry.y_pixel
         self.conv_w, self.out_w = z.conv_w, z.out_w
+        self.y_row = z.y_row * down if geometry.p.grid else None
 
     def y(self, k: Index, i: Any, j: Any) -> Pointer:
-        return self.f.y + self.out_w * (i * self.k) + k + j * self.k
+        return self.f.y + self._rows(self.out_w, i) + k + j * self.across
 
     def residual(self, k: Index, i: Any, j: Any) -> Pointer:
-        return self.f.residual + self.conv_w * (i * self.k) + k + j * self.k
+        return self.f.residual + self._rows(self.conv_w, i) + k + j * self.across
+
+    def _rows(self, width: Index, i: Any) -> Index:
+        return width * (i * self.down) if self.y_row is None else self.y_row * i
 
     def mask(self, k: Index, i: Any, j: Any) -> Pointer:
         row = self.f.mask.bytes(self.conv_w * (i * pixel_bytes(self.k, self.lanes)))

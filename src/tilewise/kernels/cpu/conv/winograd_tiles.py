@@ -1,4 +1,8 @@
-"""Tiles of images by their numbers: where they lie is known only when the code runs."""
+"""Tiles of images by their numbers: where they lie is known only when the code runs.
+
+A dilated convolution is dh x dw dense ones that are interleaved, its phases. Tiles count them as
+images; neighbouring pixels of a tile are dh rows and dw columns apart.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,41 @@ from ..emit.sizes import InCode
 
 @dataclass(frozen=True)
 class Place:
-    """Image, row and column of a tile; all values are emitted ones."""
+    """Image or phase of one, row and column of a tile; all values are emitted ones."""
 
     image: Index
     row: Index
     col: Index
+
+
+def is_dilated(z: InCode) -> bool:
+    return bool(z.p.dilation != (1, 1))
+
+
+def image_of(z: InCode, tile: Place) -> Index:
+    return tile.image // z.phases if is_dilated(z) else tile.image
+
+
+def first_row(z: InCode, tile: Place) -> Index:
+    """The row of a tile's first output."""
+    row = tile.row * (z.s.tile_h * z.p.dilation[0])
+    return row + tile.image % z.phases // z.phase_cols if is_dilated(z) else row
+
+
+def first_col(z: InCode, tile: Place) -> Index:
+    """The column of a tile's first output."""
+    col = tile.col * (z.s.tile_w * z.p.dilation[1])
+    return col + tile.image % z.phases % z.phase_cols if is_dilated(z) else col
+
+
+def outputs_from(first: Index, end: Index, apart: int) -> Index:
+    """How many outputs of a phase an axis has from the first of a tile on."""
+    return end - first if apart == 1 else ((end - first).maximum(0) + (apart - 1)) // apart
+
+
+def all_tiles(z: InCode, batch: Index) -> Index:
+    tiles = batch * z.tiles
+    return tiles * z.phases if is_dilated(z) else tiles
 
 
 def place_of(z: InCode, tile: Index) -> Place:

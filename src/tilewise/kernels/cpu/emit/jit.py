@@ -30,6 +30,7 @@ from ....core.files import cache_directory, is_shared, read_private, write_atomi
 from ....core.isa import Isa, may_use_tiles
 from ....core.locks import fork_safe_lock
 from .function import Module
+from .patience import PATIENCE
 
 LIBRARIES = 16  # of one linker: LLVM keeps 9 KB of a library that was freed until its linker goes
 _lock = fork_safe_lock()  # LLVM's contexts are shared by all threads
@@ -81,6 +82,7 @@ def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str,
     _warn_if_shared(path.parent)
 
     def work() -> Code:
+        PATIENCE.begins()
         image = ahead()
         with _lock:
             _bury()
@@ -117,6 +119,7 @@ def _kept(image: bytes, path: Path, digest: str, names: tuple[str, ...]) -> Code
     global compiled
     code = Code(_link(image, names), names)
     compiled += 1
+    PATIENCE.ends(str(path.parent))
     if origin() == ORIGIN:  # else the sources were edited after this process read them
         _write(path, digest, image)
     return code

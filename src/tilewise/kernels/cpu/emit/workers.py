@@ -21,6 +21,8 @@ from .requests import Request
 MOST = 8  # processes
 WORTH = 2  # kernels for each: a process takes about as long to start
 PATIENCE = 60.0  # seconds that one kernel may take
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+MANY = 1 << 16  # cores
 # the package without its first lines, which import torch
 START = """
 import sys, types
@@ -103,10 +105,19 @@ class Ahead:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Those that this process may use, also of a container's share."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
+        return min(len(os.sched_getaffinity(0)), _share())
     return os.cpu_count() or 1
+
+
+def _share() -> int:
+    """Whole cores of time that the container gets; many, where nothing bounds it."""
+    try:
+        quota, period = QUOTA.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # none, or "max"
+        return MANY
 
 
 def _can_start() -> bool:

@@ -195,7 +195,7 @@ class _Direct:
         kinds: Any = {"frame": "pointer", "c": "pointer", "bias": "pointer",
                       "residual": "pointer", "y": "pointer", "first": "index", "count": "index"}
         with self.m.function("write_end" if end else "write", **kinds) as f:
-            if not g.beside:
+            if not g.beside and p.grid is None:
                 with f.loop(f.count) as i:
                     self._write_pixel(f, f.c + i.i * width, (f.first + i.i) * p.k, end)
                 return f
@@ -204,8 +204,8 @@ class _Direct:
             with f.loop((stop - 1) // pitch + 1, start=f.first // pitch) as row:
                 left = row.i * pitch
                 with f.loop((left + conv_w).minimum(stop), start=left.maximum(f.first)) as pixel:
-                    self._write_pixel(f, f.c + (pixel.i - f.first) * width,
-                                      (pixel.i - row.i * g.beside) * p.k, end)
+                    at = g.y_rows(z, row.i) + (pixel.i - left) * g.y_pixel
+                    self._write_pixel(f, f.c + (pixel.i - f.first) * width, at, end)
         return f
 
     def _write_pixel(self, f: Function, c: Pointer, at: Index, end: bool) -> None:
@@ -265,7 +265,8 @@ class _Direct:
             a = f.frame.load_pointer(SCRATCH) + f.worker * z.pack_floats
             x = f.frame.load_pointer(X) + image * (z.h * z.w * p.c)
             f.call(self.pack, f.frame, x, a, top * p.stride[0] - z.top, rows)
-            at = ((image * z.conv_h + top) * z.conv_w * p.k,
+            first = g.y_at(z, image, top, 0)
+            at = (first, first if p.epilogue.pool == 1 else
                   (image * z.out_h + top // p.epilogue.pool) * z.out_w * p.k)
             first, last = part * g.k_blocks // s.k_parts, (part + 1) * g.k_blocks // s.k_parts
             whole = g.k_blocks - int(g.has_tail)

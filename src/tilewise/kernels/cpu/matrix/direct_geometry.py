@@ -23,7 +23,8 @@ FAR_PANEL = 512 << 10
 
 # what images decide: words of the frame, in this order
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_blocks", "pitch",
-         "plane", "chunk_floats", "sums_start", "pack_floats", "groups", "lines_ahead")
+         "plane", "chunk_floats", "sums_start", "pack_floats", "groups", "lines_ahead", "y_row",
+         "y_image")
 # of these, what the schedule decides where all images are one column
 OF_COLUMNS = frozenset({"pitch", "plane", "chunk_floats", "sums_start", "lines_ahead"})
 
@@ -58,7 +59,7 @@ class Geometry(BlocksOfK):
         """Whether the images of a batch are one column: no output sees more than its own pixel."""
         p = self.p
         return ((p.r, p.s, p.stride, p.epilogue.pool) == (1, 1, (1, 1), 1)
-                and not p.is_padded)
+                and not p.is_padded and p.grid is None)
 
     @cached
     def taps(self) -> list[tuple[int, int]]:

@@ -1,0 +1,171 @@
+"""Strided gradients of inputs, and transposed convolutions: a dense convolution for each phase."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..core.algorithm import Algorithm
+from ..core.cost import CALL, traffic
+from ..core.phases import Phase, covers, phases, weights
+from ..core.problem import Epilogue, Problem
+from ..core.schedule import Schedule, Space
+from ..core.target import Target
+from .common import CpuAlgorithm, cpu_f32
+
+LINE = 64  # bytes: where the weights of a phase begin
+WORD = 8
+Choice = tuple[Algorithm, Schedule]
+
+
+class CpuPhases(CpuAlgorithm):
+    """Runs the phases one after the other, each by the best of some algorithms.
+
+    Its schedule names them with their own schedules.
+    """
+
+    directions = frozenset({"backward_data"})
+    version = 1
+
+    def __init__(self, name: str, algorithms: Sequence[Algorithm]) -> None:
+        self.name, self.algorithms = name, {each.name: each for each in algorithms}
+        self.bits = min(each.bits for each in algorithms)
+        self.spreads = any(each.spreads for each in algorithms)
+        self.keeps_infinities = all(each.keeps_infinities for each in algorithms)
+        self.exact_on_integers = all(each.exact_on_integers for each in algorithms)
+
+    def reject(self, p: Problem, t: Target) -> list[str]:
+        reasons = cpu_f32(p, t)
+        if p.direction != "backward_data":
+            reasons.append(f"direction is {p.direction}, needs backward_data")
+        return reasons or self._no_phases(p) or next(
+            (self._reasons(phase, t) for phase in phases(p) if not self._able(phase, t)), [])
+
+    def _no_phases(self, p: Problem) -> list[str]:
+        if not phases(p):
+            return [f"stride is {p.stride} and the image {p.h}x{p.w}, needs a stride above 1 and "
+                    "an image as large"]
+        if p.epilogue != Epilogue() and not covers(p):
+            return [f"filter is {p.r}x{p.s} and stride {p.stride}, needs a filter that reaches "
+                    "every pixel where something follows"]
+        return []
+
+    def _able(self, phase: Phase, t: Target) -> list[Algorithm]:
+        return [each for each in self.algorithms.values()
+                if each.is_for(t) and not each.reject(phase.problem, t)]
+
+    def _reasons(self, phase: Phase, t: Target) -> list[str]:
+        return [reason for each in self.algorithms.values()
+                for reason in each.reject(phase.problem, t)]
+
+    def space(self, p: Problem, t: Target) -> Space:
+        def legal(s: Any) -> bool:
+            return all(s_ in a.space(phase.problem, t)
+                       for phase, (a, s_) in zip(phases(p), self._choices(s), strict=True))
+
+        return Space(legal, parts=(self.default(p, t).parts,))
+
+    def default(self, p: Problem, t: Target) -> Schedule:
+        return _default(self, p, t)
+
+    def best(self, phase: Phase, t: Target) -> Choice:
+        """The algorithm that takes the least time, for any number of threads."""
+        q, common = phase.problem, t.with_(threads=2)
+        best = min(self._able(phase, t), key=lambda a: a.cost(q, common, a.default(q, common)))
+        return best, best.default(q, t)
+
+    def adapted(self, p: Problem, t: Target, s: Schedule) -> Schedule:
+        return _schedule([(a, a.adapted(phase.problem, t, s_))
+                          for phase, a, s_ in self._parts(p, s)])
+
+    def _choices(self, s: Any) -> list[Choice]:
+        return [(self.algorithms[name], Schedule(**tunables))
+                for name, tunables in json.loads(s.parts)]
+
+    def _parts(self, p: Problem, s: Schedule) -> list[tuple[Phase, Algorithm, Schedule]]:
+        return [(phase, a, s_)
+                for phase, (a, s_) in zip(phases(p), self._choices(s), strict=True)]
+
+    def error(self, p: Problem, t: Target, s: Schedule) -> float:
+        return max(a.error(phase.problem, t, s_) for phase, a, s_ in self._parts(p, s))
+
+    def cost(self, p: Problem, t: Target, s: Schedule) -> float:
+        total = sum(a.cost(phase.problem, t, s_) for phase, a, s_ in self._parts(p, s))
+        return total if covers(p) else total + CALL + traffic(t, p.input_bytes)
+
+    def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
+        return max(a.workspace(phase.problem, t, s_) for phase, a, s_ in self._parts(p, s))
+
+    def weight_of(self, p: Problem, s: Schedule) -> tuple[Problem, Schedule]:
+        """A small image with the same phases, and what their weights depend on."""
+        bare = p.with_(n=1, h=p.span_h + p.stride[0], w=p.span_w + p.stride[1],
+                       epilogue=Epilogue())
+        return bare, _schedule([(a, a.weight_of(phase.problem, s_)[1])
+                                for phase, a, s_ in self._parts(p, s)])
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        """The weights of all phases behind a table of where each begins."""
+        from ..kernels.cpu import memory
+
+        turned = weight.unflatten(0, (p.groups, -1)).transpose(1, 2).flatten(0, 1)
+        made = []
+        for phase, (a, s_) in zip(weights(p), self._choices(s), strict=True):
+            own = turned[:, :, list(phase.rows)][..., list(phase.cols)].contiguous()
+            made.append(a.prepare(phase.problem, t, s_, own))
+        return memory.keep(_joined(made))
+
+    def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
+        return [request for phase, a, s_ in self._parts(p, s)
+                for request in a.requests(phase.problem, t, s_)]
+
+    def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+        parts = [(a.build(phase.problem, t, s_), _bytes_before(p, phase.offset))
+                 for phase, a, s_ in self._parts(p, s)]
+        clears = 0 if covers(p) else 4 * p.c * p.h * p.w
+        table = ctypes.c_int64 * len(parts)
+
+        def launch(x: int, weight: int, bias: int, residual: int, y: int, scratch: int, batch: int,
+                   threads: int, mask: int = 0) -> int:
+            if clears:
+                ctypes.memset(y, 0, clears * batch)
+            found = 0
+            for (run, at), start in zip(parts, table.from_address(weight)):
+                found |= run(x, weight + start, bias, residual + at if residual else 0, y + at,
+                             scratch, batch, threads)
+            return found
+
+        return launch
+
+
+@lru_cache(maxsize=4096)
+def _default(self: CpuPhases, p: Problem, t: Target) -> Schedule:
+    return _schedule([self.best(phase, t) for phase in phases(p)])
+
+
+def _schedule(choices: Sequence[Choice]) -> Schedule:
+    return Schedule(parts=json.dumps([[a.name, dict(s)] for a, s in choices]))
+
+
+def _joined(made: list[Any]) -> Any:
+    """Tensors behind each other, after a table of their places in bytes."""
+    import torch
+
+    starts, at = [], -(-WORD * len(made) // LINE) * LINE
+    for one in made:
+        starts.append(at)
+        at += -(-one.numel() * one.element_size() // LINE) * LINE
+    whole = torch.zeros(at // 4, dtype=torch.float32)
+    raw = whole.view(torch.uint8)
+    raw[:WORD * len(made)] = torch.tensor(starts).view(torch.uint8)
+    for one, start in zip(made, starts, strict=True):
+        flat = one.contiguous().flatten().view(torch.uint8)
+        raw[start:start + flat.numel()] = flat
+    return whole
+
+
+def _bytes_before(p: Problem, offset: tuple[int, int]) -> int:
+    row, col = offset
+    return 4 * (row * p.w + col) * p.c

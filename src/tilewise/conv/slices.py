@@ -1,0 +1,226 @@
+"""A convolution of volumes as convolutions of their slices, one for each tap of the depth.
+
+Slices are images. The taps of a stretch of outputs are added up one after the other: each adds to
+what the one before wrote. Slices of padding are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.cached import cached
+from ..core.errors import InvalidProblem
+from ..core.plan import Plan
+from ..core.problem import Epilogue, Problem
+from ..core.target import Target
+from ..kernels import precision
+from ..kernels.activations import joined
+from ..kernels.cpu import memory
+from ..runtime.executable import Executable
+from ..runtime.turning import laid_out
+from ..runtime.weights import prepared_taps
+from .calls import Call
+from .devices import target_of
+from .ops import ENGINE
+
+PYTHON = 2e-5  # seconds around a call
+MARGIN, THIN = 0.9, 2.0  # of torch's estimate that ours may take; it is too low for Tx1x1 taps
+Place = tuple[bool, bool]  # whether a tap is the first and the last of a sum
+TOGETHER = 8 << 20  # bytes of output slices whose sums are added up at once: few calls, near caches
+
+
+class Stretch(NamedTuple):
+    """Output slices that follow each other and meet the same taps."""
+
+    first: int
+    size: int
+    taps: tuple[int, ...]
+
+    @property
+    def places(self) -> list[tuple[int, Place]]:
+        """The taps, and whether each begins and ends the sum."""
+        last = len(self.taps) - 1
+        return [(tap, (i == 0, i == last)) for i, tap in enumerate(self.taps)]
+
+
+class Depth(NamedTuple):
+    """A convolution along the depth."""
+
+    size: int
+    taps: int
+    stride: int
+    before: int
+    after: int
+    dilation: int
+
+    @property
+    def span(self) -> int:
+        """Slices under one dilated filter."""
+        return (self.taps - 1) * self.dilation + 1
+
+    @property
+    def outputs(self) -> int:
+        return (self.size + self.before + self.after - self.span) // self.stride + 1
+
+    def source(self, output: int, tap: int) -> int:
+        """The slice that an output meets with a tap."""
+        return output * self.stride + tap * self.dilation - self.before
+
+    def met(self, output: int) -> tuple[int, ...]:
+        """The taps that meet no padding."""
+        return tuple(tap for tap in range(self.taps) if 0 <= self.source(output, tap) < self.size)
+
+    def stretches(self, most: int) -> Iterator[Stretch]:
+        """All outputs, at most so many together; with a stride, inputs do not follow each other."""
+        for taps, group in groupby(range(self.outputs), self.met):
+            first, *rest = group
+            count = 1 + len(rest)
+            parts = -(-count // most) if self.stride == 1 else count
+            cuts = [first + count * i // parts for i in range(parts + 1)]
+            yield from (Stretch(a, b - a, taps) for a, b in pairwise(cuts))
+
+
+@dataclass(frozen=True)
+class Volume:
+    """How the volumes of a problem are convolved; without stretches, torch does it."""
+
+    images: Problem  # all output slices, as one problem
+    depth: Depth
+    stretches: tuple[Stretch, ...] = ()
+    plans: dict[Place, Plan] = field(default_factory=dict)
+
+    @cached
+    def runs(self) -> dict[Place, Executable]:
+        return {place: ENGINE.build(plan) for place, plan in self.plans.items()}
+
+    def __call__(self, call: Call) -> Tensor:
+        """The result, channels-last."""
+        p, depth, count = self.images, self.depth, len(call.x)
+        x, y = slices(call.x), _empty(p.n, p)
+        residual = None if call.residual is None else slices(call.residual)
+        spare = _empty(_most(self.stretches), p)
+        taps = {place: _Taps(run, call, place[1]) for place, run in self.runs.items()}
+        for image in range(count):
+            start = image * depth.outputs
+            self._one(taps, x[image * depth.size:], y[start:], spare,
+                      None if residual is None else residual[start:])
+        return y.unflatten(0, (count, depth.outputs)).transpose(1, 2)
+
+    def _one(self, taps: dict[Place, _Taps], x: Tensor, y: Tensor, spare: Tensor,
+             residual: Tensor | None) -> None:
+        """One volume. Sums go to and fro between two places, so that the last is the result's."""
+        for stretch in self.stretches:
+            first, count, _ = stretch
+            here = slice(first, first + count)
+            out, other = y[here], spare[:count]
+            if len(stretch.taps) % 2 == 0:
+                out, other = other, out
+            before = None if residual is None else residual[here]
+            for tap, place in stretch.places:
+                source = self.depth.source(first, tap)
+                before = taps[place](tap, x[source:source + count], before, out)
+                out, other = other, out
+
+
+class _Taps:
+    """The taps at one place of a sum, with their weights and what they read for each channel."""
+
+    def __init__(self, run: Executable, call: Call, ends: bool) -> None:
+        self._run, self._weights = run, prepared_taps(call.weight, run).value
+        self._channels = joined(call.bias, call.slope if ends else None, call.weight.shape[0])
+
+    def __call__(self, tap: int, x: Tensor, before: Tensor | None, out: Tensor) -> Tensor:
+        return self._run(x, self._weights[tap], self._channels, before, out)
+
+
+def volume_of(call: Call) -> Volume:
+    """How a call is run, planned once."""
+    x, weight, bias, residual, *options, max_error, slope = call
+    key = ("volume", x.shape, weight.shape, bias is None, residual is None, slope is None,
+           *(tuple(some) for some in options[:3]), *options[3:], torch.get_num_threads(),
+           precision.asked() if max_error is None else max_error)
+    found: Volume | None = ENGINE.executables.get(key)
+    return ENGINE.executables.put(key, _planned(call)) if found is None else found
+
+
+def _planned(call: Call) -> Volume:
+    """By the slices, unless torch should be faster with the whole."""
+    depth = depth_of(call)
+    if depth.outputs < 1:
+        raise InvalidProblem(f"the dilated filter ({depth.span} slices) does not fit into the "
+                             f"padded input ({depth.size + depth.before + depth.after})")
+    p, t = images_of(call, len(call.x) * depth.outputs), target_of(call.x)
+    if call.algorithm == "vendor" or not all(map(depth.met, range(depth.outputs))):
+        return Volume(p, depth)
+    stretches = tuple(depth.stretches(max(1, TOGETHER // (p.output_bytes // p.n))))
+    places = [(stretch.size, place) for stretch in stretches for _, place in stretch.places]
+    most = _most(stretches)
+    plans = {place: _plan(call, p.with_(n=most), t, *place)
+             for place in dict.fromkeys(place for _, place in places)}
+    seconds = sum(_seconds(plans[place], count) for count, place in places) * len(call.x)
+    if call.algorithm is None and not pays(seconds, p, t, depth):
+        return Volume(p, depth)
+    return Volume(p, depth, stretches, plans)
+
+
+def pays(seconds: float, p: Problem, t: Target, depth: Depth) -> bool:
+    """Whether torch's convolution of the whole should take longer; with groups it was faster."""
+    whole = p.with_(c=p.c * depth.taps)  # as many products, in as long sums
+    theirs = ENGINE.plan(whole, t, algorithm="vendor").seconds
+    share = THIN if (p.r, p.s) == (1, 1) and p.k >= t.lanes else MARGIN
+    return p.groups == 1 and seconds < share * theirs
+
+
+def _seconds(plan: Plan, count: int) -> float:
+    """The time of so many slices: weights are read anew, however few there are."""
+    algorithm = ENGINE.planner.algorithm(plan.algorithm)
+    return PYTHON + algorithm.cost(plan.inner.with_(n=count), plan.target, plan.schedule)
+
+
+def _plan(call: Call, p: Problem, t: Target, begins: bool, ends: bool) -> Plan:
+    """For slices that begin or end a sum: what begins has the bias, what ends the activation."""
+    epilogue = Epilogue(begins and p.epilogue.bias, not begins or p.epilogue.residual,
+                        p.epilogue.activation if ends else None)
+    return ENGINE.plan(p.with_(epilogue=epilogue), t, algorithm=call.algorithm,
+                       max_error=call.max_error)
+
+
+def _most(stretches: Sequence[Stretch]) -> int:
+    return max(stretch.size for stretch in stretches)
+
+
+def depth_of(call: Call) -> Depth:
+    front, back, *_ = call.padding
+    return Depth(call.x.shape[2], call.weight.shape[2], call.stride[0], front, back,
+                 call.dilation[0])
+
+
+def images_of(call: Call, count: int) -> Problem:
+    """So many slices as one problem."""
+    _, c, _, h, w = call.x.shape
+    k, _, _, r, s = call.weight.shape
+    (_, down, across), (_, _, *sides), (_, *apart) = call[4:7]
+    top, bottom, left, right = sides
+    tail = Epilogue(call.bias is not None, call.residual is not None, call.activation)
+    return Problem(count, c, h, w, k, r, s, (down, across), (top, bottom, left, right),
+                   (apart[0], apart[1]), call.groups, epilogue=tail)
+
+
+def _empty(count: int, p: Problem) -> Tensor:
+    return memory.empty(count, p.out_h, p.out_w, p.k).permute(0, 3, 1, 2)
+
+
+def slices(x: Tensor) -> Tensor:
+    """(N, C, D, H, W) as N * D images, channels-last; turned where they do not lie so."""
+    return laid_out(x, torch.channels_last_3d).transpose(1, 2).flatten(0, 1)
+
+
+def planes(y: Tensor) -> Tensor:
+    """A channels-last volume in planes."""
+    return laid_out(y, torch.contiguous_format).flatten().view(y.shape)
