@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..core.activations import SLOPED
 from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic
 from ..core.phases import Phase, covers, phases, weights
@@ -21,14 +22,14 @@ WORD = 8
 Choice = tuple[Algorithm, Schedule]
 
 
-class CpuPhases(CpuAlgorithm):
+class CpuPhases(Algorithm):
     """Runs the phases one after the other, each by the best of some algorithms.
 
     Its schedule names them with their own schedules.
     """
 
     directions = frozenset({"backward_data"})
-    version = 1
+    fuses = CpuAlgorithm.fuses - SLOPED
 
     def __init__(self, name: str, algorithms: Sequence[Algorithm]) -> None:
         self.name, self.algorithms = name, {each.name: each for each in algorithms}

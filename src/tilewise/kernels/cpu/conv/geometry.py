@@ -74,7 +74,9 @@ class Sizes:
 
     def y_rows(self, z: Any, rows: Any) -> Any:
         """Floats that so many rows of outputs take; z has the sizes, as numbers or emitted."""
-        return z.conv_w * (rows * self.p.k) if self.p.grid is None else z.y_row * rows
+        if self.p.grid is not None:
+            return z.y_row * rows
+        return z.conv_w * (rows * self.p.k) if isinstance(rows, int) else rows * z.conv_w * self.p.k
 
     def y_at(self, z: Any, image: Any, row: Any, col: Any) -> Any:
         """Where an output begins."""

@@ -204,7 +204,8 @@ class _Direct:
             with f.loop((stop - 1) // pitch + 1, start=f.first // pitch) as row:
                 left = row.i * pitch
                 with f.loop((left + conv_w).minimum(stop), start=left.maximum(f.first)) as pixel:
-                    at = g.y_rows(z, row.i) + (pixel.i - left) * g.y_pixel
+                    at = ((pixel.i - row.i * g.beside) * p.k if p.grid is None
+                          else g.y_rows(z, row.i) + (pixel.i - left) * g.y_pixel)
                     self._write_pixel(f, f.c + (pixel.i - f.first) * width, at, end)
         return f
 
