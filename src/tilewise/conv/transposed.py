@@ -6,6 +6,7 @@ A transposed convolution is the gradient of the input of another, and is planned
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -136,20 +137,35 @@ def call_of(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding
             output_padding: Any, groups: int, dilation: Any, *, activation: str | None = None,
             residual: Tensor | None = None, max_error: float | None = None) -> Transposed:
     """A call with numbers for both axes; of one axis, as images of one row."""
+    axes = 1 if weight.dim() == 3 else 2
+    asked = axes, stride, padding, output_padding, groups, dilation, activation
+    options: Any
+    try:
+        options = _options(*asked) if torch.compiler.is_compiling() else _known_options(*asked)
+    except TypeError:  # a list has no hash
+        options = _options(*asked)
+    if axes == 1:
+        x, weight = x.unsqueeze(-2), as_image(weight)
+        residual = None if residual is None else residual.unsqueeze(-2)
+    return Transposed(x, weight, bias, residual, *options, activation, max_error)
+
+
+def _options(axes: int, stride: Any, padding: Any, output_padding: Any, groups: int,
+             dilation: Any, activation: str | None) -> tuple[Any, ...]:
+    """Numbers for both axes, checked, in the order of the operator's arguments."""
     if activation == "prelu":
         raise InvalidProblem("activation is 'prelu', needs one without slopes")
-    axes = 1 if weight.dim() == 3 else 2
     steps, around, more, apart = (
         numbers(value, name, axes) for value, name in (
             (stride, "stride"), (padding, "padding"), (output_padding, "output_padding"),
             (dilation, "dilation")))
     options_of(steps, 0, apart, groups, activation, 1, (1,) * axes)  # says what is wrong
     if axes == 1:
-        x, weight = x.unsqueeze(-2), as_image(weight)
-        residual = None if residual is None else residual.unsqueeze(-2)
         steps, around, more, apart = (1, *steps), (0, *around), (0, *more), (1, *apart)
-    return Transposed(x, weight, bias, residual, steps, around, more, groups, apart, activation,
-                      max_error)
+    return steps, around, more, groups, apart
+
+
+_known_options = lru_cache(maxsize=1024)(_options)
 
 
 def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None = None,

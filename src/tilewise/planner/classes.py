@@ -32,7 +32,7 @@ def representative(p: Problem) -> Problem:
     that is long, and the next batch.
 
     Gradients of weights are planned for their own size, as their code is; so are linear layers,
-    whose rows decide, filters, and what is dilated so far that a few pixels decide.
+    whose rows decide, filters, and what falls apart into so small images that a few pixels decide.
     """
     if not isinstance(p, Problem) or p.direction == "backward_weight":
         return p.with_(n=bucket(p))
@@ -48,7 +48,10 @@ def representative(p: Problem) -> Problem:
 
 
 def _is_scattered(p: Problem) -> bool:
-    """Whether a dilated filter divides the image into small ones: a pixel more is a tile more."""
+    """Whether a dilated filter divides the image into small ones, or a gradient's stride into
+    phases: a pixel more is a tile more."""
+    if p.direction == "backward_data" and p.stride != (1, 1):
+        return True
     return any(apart > 1 and outputs < PHASE * apart
                for apart, outputs in zip(p.dilation, (p.conv_h, p.conv_w), strict=True))
 
