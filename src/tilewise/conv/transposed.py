@@ -139,7 +139,6 @@ def call_of(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding
     """A call with numbers for both axes; of one axis, as images of one row."""
     axes = 1 if weight.dim() == 3 else 2
     asked = axes, stride, padding, output_padding, groups, dilation, activation
-    options: Any
     try:
         options = _options(*asked) if torch.compiler.is_compiling() else _known_options(*asked)
     except TypeError:  # a list has no hash
@@ -147,7 +146,9 @@ def call_of(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding
     if axes == 1:
         x, weight = x.unsqueeze(-2), as_image(weight)
         residual = None if residual is None else residual.unsqueeze(-2)
-    return Transposed(x, weight, bias, residual, *options, activation, max_error)
+    steps, around, more, groups, apart = options
+    return Transposed(x, weight, bias, residual, steps, around, more, groups, apart, activation,
+                      max_error)
 
 
 def _options(axes: int, stride: Any, padding: Any, output_padding: Any, groups: int,
