@@ -52,8 +52,7 @@ MADE = {
         "--limit 256 --engines torch tilewise -o train_fashion_mnist.json"),
     "zoo_equal": Made("python benchmarks/zoo_equal.py -o zoo_equal.json",
                       "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
-    "zoo": Made("python benchmarks/zoo.py --against onnxruntime openvino openvino_default "
-                "-o zoo.json",
+    "zoo": Made("python benchmarks/zoo.py --rounds 5 --against onnxruntime openvino -o zoo.json",
                 "python benchmarks/zoo.py dncnn --rounds 2 --no-compile -o zoo.json"),
     "gpu_audit": Made("tilewise gpu-audit -o gpu_audit.json",
                       "tilewise gpu-audit --gpu sm_90 --defaults -o gpu_audit.json"),

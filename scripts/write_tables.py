@@ -206,13 +206,13 @@ def _verdict(cell: dict[str, Any]) -> str:
 
 def _zoo(result: dict[str, Any]) -> list[str]:
     lines = ["| model | by rounds | of torch's best | tilewise ms | torch's best ms | its form | "
-             "eager ms | first call s | compiled's |", "|---|--:|--:|--:|--:|---|--:|--:|--:|"]
+             "eager ms | first call s |", "|---|--:|--:|--:|--:|---|--:|--:|"]
     for row in sorted(result["rows"], key=lambda row: -row["by_rounds"]):
-        median, first = row["median"], row["first_call"]
+        median = row["median"]
         lines.append(f"| {row['subject']} | {row['by_rounds']:.2f} | {row['ratio']:.2f} | "
                      f"{_ms(median['tilewise'])} | {_ms(median[row['best']])} | "
                      f"{row['best'].replace('_', '-')} | {_ms(median['eager'])} | "
-                     f"{first['tilewise']:.1f} | {_format(first.get('compiled'), 1, '.0f')} |")
+                     f"{row['first_call']['tilewise']:.1f} |")
     return [*lines, "", _zoo_mean(result)]
 
 
@@ -223,11 +223,12 @@ ENGINES = {"eager": "eager", "channels_last": "channels-last", "compiled": "`tor
 
 def _zoo_engines(result: dict[str, Any]) -> list[str]:
     """The models that ran in other engines too: median milliseconds."""
-    lines = [f"| model, ms | {' | '.join(ENGINES.values())} |",
-             "|---|" + "--:|" * len(ENGINES)]
+    ran = {who: name for who, name in ENGINES.items()
+           if any(who in row["median"] for row in result["rows"])}
+    lines = [f"| model, ms | {' | '.join(ran.values())} |", "|---|" + "--:|" * len(ran)]
     rows = [row for row in result["rows"] if set(row["median"]) - {"tilewise", *list(ENGINES)[:3]}]
     for row in sorted(rows, key=lambda row: -row["by_rounds"]):
-        cells = [_ms(row["median"].get(who)) for who in ENGINES]
+        cells = [_ms(row["median"].get(who)) for who in ran]
         lines.append(f"| {row['subject']} | {' | '.join(cells)} |")
     return lines
 

@@ -11,6 +11,7 @@ from .image.filter2d import filter2d
 from .model import nn
 from .model.explain import explain
 from .model.optimize import optimize
+from .model.profile import profile
 from .model.stream import stream
 from .tools import wisdom
 from .tools.gpu_audit import gpu_audit
@@ -23,5 +24,5 @@ except PackageNotFoundError:  # run from a source tree
 
 __all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError", "algorithms",
            "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "explain",
-           "filter2d", "gpu_audit", "nn", "optimize", "set_cache_limit",
+           "filter2d", "gpu_audit", "nn", "optimize", "profile", "set_cache_limit",
            "set_memory_limit", "stream", "wisdom"]

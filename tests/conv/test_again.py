@@ -169,9 +169,10 @@ def test_numbers_that_look_alike() -> None:
         expected = torch.nn.functional.conv2d(x, weight, stride=1, padding=1, dilation=1)
         options = {"stride": ones, "padding": (ones, ones), "dilation": ones, "groups": ones}
         assert_close(conv2d(x, weight, **options), expected)
-    with pytest.raises(InvalidProblem, match="whole numbers"):
-        conv2d(x, weight, stride=2.0)
-    assert conv2d(x, weight, stride=2).shape == (1, 8, 4, 4)
+    for _ in range(2):  # the second time, what looks alike is remembered
+        with pytest.raises(InvalidProblem, match="whole numbers"):
+            conv2d(x, weight, stride=2.0)
+        assert conv2d(x, weight, stride=2).shape == (1, 8, 4, 4)
     conv = nn.Conv2d(8, 8, 3, stride=np.int64(2)).eval()
     assert_close(Block(conv)(x), conv(x))
 

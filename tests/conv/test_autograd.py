@@ -23,7 +23,7 @@ from tilewise.tools.sharing import noted
 
 ADMITTED = 2e-5  # the error that plans may have by default
 CLOSE = 1e-3  # decisions of ReLU and pooling nearer than this are not compared
-RANDOM = 60
+RANDOM = harness.sample(60, 30)
 TAILS: list[tuple[str | None, int]] = [(None, 1), ("relu", 1), ("relu", 2), (None, 2)]
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import tilewise
 from tilewise.conv.ops import ENGINE
 from tilewise.core import InvalidProblem, NoAlgorithm, TilewiseError, UnknownAlgorithm
-from tilewise.core.problem import ACTIVATIONS
+from tilewise.core.activations import ACTIVATIONS
 
 # without those for large weights alone, which have tests of their own
 NAMES = [name for name in tilewise.algorithms() if not name.startswith("cpu_few_rows")]

@@ -108,6 +108,7 @@ def test_rows_share_what_was_prepared() -> None:
     assert len(keys) <= 2  # in parts, and in fewer bits
 
 
+@needs_amx
 def test_what_is_prepared_is_no_larger_than_the_weight() -> None:
     p, t = Problem(8, C, 1, 1, K, 1, 1), Target.host("amx", 2)
     weight = torch.randn(K, C, 1, 1)

@@ -22,9 +22,10 @@ from tilewise.core import (
     UnknownAlgorithm,
 )
 from tilewise.core import target as target_module
+from tilewise.core.activations import ACTIVATIONS
 from tilewise.core.isa import _AMX, _AVX2, _AVX512, available
 from tilewise.core.lru import Lru
-from tilewise.core.problem import ACTIVATIONS, DIRECTIONS, DTYPES, LAYOUTS
+from tilewise.core.problem import DIRECTIONS, DTYPES, LAYOUTS
 
 without_deadline = settings(deadline=None)  # other processes may hold the cores
 epilogues = st.builds(Epilogue, st.booleans(), st.booleans(),

@@ -37,7 +37,7 @@ from tilewise.core.lowrank import factors, rank_of
 from tilewise.image.arrays import ENGINE
 from tilewise.runtime.filters import View
 
-CASES = 500  # of a process
+CASES = sample(500, 260)  # of a process
 IMAGES = 10  # of a format, which share their code
 ROWS = [row.name for row in available() if row.name != "amx"]
 SCIPY = {**{name: name for name in ("reflect", "nearest", "mirror", "wrap", "constant")},
@@ -62,7 +62,8 @@ def run_cases(seed: str) -> dict[str, Any]:
     """Random cases, some of each format: how often each algorithm ran, and what was drawn."""
     rng, seen, drawn = random.Random(seed), Counter(), []
     for number in range(CASES // IMAGES):
-        format = random_format(rng, SIZES[number % len(SIZES):][:1])
+        format = random_format(rng, SIZES[number % len(SIZES):][:1])._replace(
+            kind=TYPES[number % len(TYPES)])
         for i in range(IMAGES):
             with released():
                 case = random_case(rng, format)
@@ -124,7 +125,7 @@ def test_as_opencv():
     borders = {"zero": cv2.BORDER_CONSTANT, "reflect": cv2.BORDER_REFLECT,
                "mirror": cv2.BORDER_REFLECT_101, "replicate": cv2.BORDER_REPLICATE}
     rng, data = random.Random(6), np.random.default_rng(6)
-    for i in range(300):
+    for i in range(sample(300, 120)):
         kind = rng.choice(("uint8", "uint8", "uint16", "int16"))
         shape = (rng.randint(1, 90), rng.randint(1, 90), *rng.choice(((), (3,), (4,))))
         image = random_pixels(shape, kind, data)
@@ -170,13 +171,13 @@ def test_every_pair_of_types(row, dtype):
 def test_every_algorithm(row, name):
     """Ranks, borders and types through one algorithm; a floor of what it must accept."""
     rng, ran = random.Random(9), 0
-    for _ in range(40):
+    for _ in range(tried := sample(40, 20)):
         with released():
             case = random_case(rng, random_format(rng, ((5, 5), (7, 7), (11, 13))), 60)
             with suppress(NoAlgorithm):  # counted below
                 check(case, name)
                 ran += 1
-    assert ran >= (10 if name == "filter_separable" else 40)
+    assert ran >= (tried // 4 if name == "filter_separable" else tried)
 
 
 @pytest.mark.parametrize("name", ["filter_direct", "filter_separable"])

@@ -129,7 +129,7 @@ def test_random_dilated_problems_on_the_matrix_unit(name: str) -> None:
 def test_windows_and_masks_are_refused(end: str) -> None:
     p = Problem.parse("n1c16h16w16k16r3s3p2d2_f32_forward" + end)
     for algorithm in (GENERATED["cpu_winograd"], ON_MATRIX["cpu_winograd_bf16x3"]):
-        reasons = algorithm.reject(inner_problem(algorithm, p), Target.host("amx", 2))
+        reasons = algorithm.reject(inner_problem(algorithm, p), Target("cpu", "amx", 2))
         assert reasons == ["dilation is (2, 2) with a pool or a mask, needs 1"]
 
 

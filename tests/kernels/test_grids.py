@@ -66,7 +66,7 @@ def check_random(name: str, t: Target, count: int) -> None:
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("name", ON_VECTORS)
 def test_random_problems(name: str, row: str) -> None:
-    check_random(name, Target.host(row, 2), harness.sample(500, 16))
+    check_random(name, Target.host(row, 2), harness.sample(500, 8))
 
 
 @needs_amx

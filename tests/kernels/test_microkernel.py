@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from tilewise.core import ISA, Isa
+from tilewise.core import ISA, Isa, Target
 from tilewise.core.isa import available
 from tilewise.kernels.cpu import peak
 from tilewise.kernels.cpu.emit import Module, jit
 from tilewise.kernels.cpu.emit.microkernel import Walk, multiply
 
 UNROLL = 4
+APART = 16  # a line between two rows: else 28 share few places of a first cache of 32 KB
 TILES = [("avx512", 14, 2), ("avx512", 28, 1), ("avx512", 6, 4), ("avx2", 6, 2), ("avx2", 4, 3)]
 NAMES = {"avx512": "zmm", "avx2": "ymm"}
-# shares of the peak: on a quiet machine, and beside neighbours
-AIM = {"avx512": 0.93, "avx2": 0.90}
+# shares of the peak beside neighbours; a quiet machine gives .93 and .90
 LEAST = {"avx512": 0.85, "avx2": 0.82}
+BEYOND = 0.8  # where the operands are more than the first cache holds: they come from the second
 HERE = {isa.name for isa in available()}
 
 
@@ -39,7 +40,8 @@ def tile_module(isa: Isa, rows: int, vectors: int, depth: int) -> Module:
     module = Module(isa)
     with module.function("tile", a="pointer", b="pointer", c="pointer") as f:
         walk = Walk.packed(vectors * isa.lanes, (depth, 1))
-        acc = multiply(f, f.a, f.b, [i * depth for i in range(rows)], vectors, walk, UNROLL)
+        offsets = [i * (depth + APART) for i in range(rows)]
+        acc = multiply(f, f.a, f.b, offsets, vectors, walk, UNROLL)
         for i, row in enumerate(acc):
             for j, value in enumerate(row):
                 f.c.store(value, (i * vectors + j) * isa.lanes)
@@ -61,8 +63,10 @@ class Tile:
         rng, width = torch.Generator().manual_seed(depth), vectors * ISA[isa].lanes
         # torch aligns to cache lines, as the packed operands of kernels are
         self.a, self.b = (torch.randint(-4, 5, shape, generator=rng).float()
-                          for shape in ((rows, depth), (depth, width)))
+                          for shape in ((rows, depth + APART), (depth, width)))
         self.c = torch.full((rows, width), float("nan"))
+        self.product = self.a[:, :depth].numpy() @ self.b.numpy()
+        self.bytes = self.a.nbytes + self.b.nbytes
         self.operations = 2.0 * rows * depth * width
         self._code = jit.load(lambda row: tile_module(row, rows, vectors, depth),
                               f"test tile {rows} {vectors} {depth}", ISA[isa], "again")
@@ -106,7 +110,7 @@ def test_whole_registers_are_multiplied_and_added_at_once(isa: str, rows: int,
 def test_the_product_is_that_of_numpy(isa: str, rows: int, vectors: int, depth: int) -> None:
     tile = Tile(isa, rows, vectors, depth)
     tile()
-    np.testing.assert_array_equal(tile.c.numpy(), tile.a.numpy() @ tile.b.numpy())
+    np.testing.assert_array_equal(tile.c.numpy(), tile.product)
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -115,12 +119,12 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def share_of_peak(isa: str, tile: Tile) -> float:
-    """Best rate over best rate, in turn, until it is what a quiet machine gives or time is up."""
+def share_of_peak(isa: str, tile: Tile, enough: float) -> float:
+    """Best rate over best rate, in turn, until it is enough or time is up."""
     run_peak, peak_operations = peak.runner(isa, 1)
     times, best, best_peak = max(1, round(2e7 / tile.operations)), float("inf"), float("inf")
-    share, give_up = 0.0, time.monotonic() + 15
-    while share < AIM[isa] and time.monotonic() < give_up:
+    share, give_up = 0.0, time.monotonic() + 30
+    while share < enough and time.monotonic() < give_up:
         tile.move()
         for _ in range(40):
             best = min(best, seconds(lambda: tile(times)))
@@ -133,4 +137,6 @@ def share_of_peak(isa: str, tile: Tile) -> float:
 @pytest.mark.parametrize("depth", [64, 128, 256, 512])
 @ON_TILES
 def test_share_of_the_peak(isa: str, rows: int, vectors: int, depth: int) -> None:
-    assert share_of_peak(isa, Tile(isa, rows, vectors, depth)) >= LEAST[isa]
+    tile = Tile(isa, rows, vectors, depth)
+    least = LEAST[isa] if tile.bytes <= Target.host().l1 else BEYOND
+    assert share_of_peak(isa, tile, least) >= least

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.harness import LONG
 from support.processes import in_process
 from torch.nn import functional as F
 
@@ -252,13 +253,13 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Processes one after the other; hash seeds differ, and with them the order of sets."""
     cache = str(tmp_path_factory.mktemp("cache"))
     return [in_process(layers, TILEWISE_CACHE_DIR=cache, PYTHONHASHSEED=seed, OMP_NUM_THREADS="2")
-            for seed in "1234"]
+            for seed in ("1234" if LONG else "123")]
 
 
 def test_the_next_process_compiles_nothing(processes: list[dict[str, Any]]) -> None:
     first, *later = processes
     assert first["compiled"] >= 4
-    assert [run["compiled"] for run in later] == [0, 0, 0]
+    assert {run["compiled"] for run in later} == {0}
     assert all(run["right"] for run in processes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -53,13 +53,8 @@ def check_guarded(row: str, channels: int) -> None:
         x = torch.arange(n * channels * pixels, dtype=torch.float32).view(n, channels, pixels)
         planes, last = x.flatten(), x.transpose(1, 2).flatten()
         source, expected = (planes, last) if layout == "nhwc" else (last, planes)
-        kernel = launcher(turn.make, Problem(1, channels, 1, 1, 1, 1, 1, layout=layout), Schedule(),
-                          ISA[row])
-
-        def launch(x: int, weight: int, *rest: Any, kernel: Any = kernel,
-                   pixels: int = pixels) -> int:
-            return kernel(x, pixels, *rest)
-
+        launch = launcher(turn.make, Problem(1, channels, 1, 1, 1, 1, 1, layout=layout), Schedule(),
+                          ISA[row], sizes=[pixels])
         for side in ("start", "end"):
             y = launch_guarded(launch, {"x": source}, {"y": x.numel()}, n, 2, side)["y"]
             if not torch.equal(y, expected):
@@ -126,3 +121,14 @@ def test_results_are_the_callers_to_change():
     assert y._base is None
     y.mul_(torch.ones(1, requires_grad=True))
     y.detach_().resize_(2, 32, 128, 128)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 13, 12), (1, 2, 1, 5), (2, 64, 40, 40)])
+def test_what_is_laid_out_lies_so(shape: tuple[int, ...]) -> None:
+    whole = torch.randn(shape[0], shape[1] + 2, *shape[2:])
+    for x in (whole, whole.contiguous(memory_format=LAST)[:, 1:-1], whole[:, 1:-1],
+              whole.permute(2, 1, 0, 3).contiguous(memory_format=LAST).permute(2, 1, 0, 3)):
+        for layout in (LAST, PLANES):
+            y = turning.laid_out(x, layout)
+            assert torch.equal(x, y)
+            assert y.is_contiguous(memory_format=layout)

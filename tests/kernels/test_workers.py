@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import tilewise
 from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Problem, Target
+from tilewise.kernels.cpu import between
 from tilewise.kernels.cpu.emit import jit, workers
 from tilewise.kernels.cpu.emit.requests import Request
 
@@ -33,18 +35,21 @@ def requests() -> list[Request]:
     return [DIRECT.request(p, HOST, DIRECT.default(p, HOST)) for p in PROBLEMS]
 
 
-@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if hasattr(a, "request")],
-                         ids=lambda a: a.name)
-def test_no_kernel_needs_torch_to_be_written(algorithm) -> None:
+KERNELS = sorted({a.kernel().__name__ for a in ALGORITHMS if hasattr(a, "request")} | {
+    f"{between.__name__}.{module.name}" for module in pkgutil.iter_modules(between.__path__)})
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_kernel_needs_torch_to_be_written(kernel: str) -> None:
     code = (f"import sys, types; sys.path[:] = {sys.path!r}; p = types.ModuleType('tilewise'); "
             f"p.__path__ = [{str(Path(tilewise.__file__).parent)!r}]; sys.modules['tilewise'] = p; "
-            f"import {algorithm.kernel().__name__}; assert 'torch' not in sys.modules")
+            f"import {kernel}; assert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
 def test_a_request_survives_the_journey() -> None:
     for request in requests():
-        again = Request.from_json(request.to_json())
+        again = Request.from_line(request.to_line())
         assert again.key == request.key
         assert str(again.module().ir) == str(request.module().ir)
 

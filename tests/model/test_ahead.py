@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilewise
+from tilewise.core import Problem
+from tilewise.core.lru import Lru
+from tilewise.kernels.cpu.emit import launch
+from tilewise.kernels.cpu.emit.requests import Request
 from tilewise.model import ahead
 
 
@@ -39,6 +43,37 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[Any]:
 def test_all_convolutions_are_asked_for(asked: list[Any]) -> None:
     tilewise.optimize(Small().eval())(torch.randn(1, 3, 20, 20))
     assert {request.p.c for request in asked} >= {3, 8}
+
+
+class Between(nn.Module):
+    """A chain, a concatenation, a pool and a norm between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(16, 8, 3)
+        self.norm, self.last = nn.GroupNorm(2, 16), nn.Linear(8, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = torch.cat((y * torch.sigmoid(y + 1), nn.functional.max_pool2d(y, 3, 1, 1)), 1)
+        return self.last(self.second(self.norm(y)).permute(0, 2, 3, 1))
+
+
+@torch.inference_mode()
+def test_what_is_between_convolutions_is_asked_for(asked: list[Any],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "KERNELS", Lru(limit=512))  # as a new process has none
+    net, x = Between().eval(), torch.randn(1, 3, 20, 20)
+    found = tilewise.optimize(net)(x)
+    torch.testing.assert_close(found, net(x), rtol=1e-4, atol=1e-4)
+    assert 40 in {request.p.k for request in asked if isinstance(request.p, Problem)}
+    kinds = {request.make.__module__.rpartition(".")[2] for request in asked}
+    assert kinds >= {"pointwise", "concatenation", "pools", "groups"}
+    for request in asked:
+        assert request.can_travel
+        again = Request.from_line(request.to_line())
+        assert again.key == request.key
+        assert str(again.module().ir) == str(request.module().ir)
 
 
 class Counting(TorchDispatchMode):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 import tilewise
 from tilewise.conv.ops import ENGINE
@@ -88,7 +89,7 @@ def test_measured_candidates() -> None:
 @pytest.mark.parametrize("effort", ["estimate", "measure"])
 def test_a_problem_that_nothing_can_run(effort: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = [a for a in ENGINE.planner.algorithms
-               if a.directions == {"forward"} and a.device == "cpu"]
+               if a.directions == {"forward"} and a.is_for(Target.host()) and a.device == "cpu"]
     monkeypatch.setattr(ENGINE.planner, "algorithms", forward)
     explanation = tilewise.explain("n1c8h8w8k8r3s3p1_f32_backward_weight", effort=effort)
     said = rows(str(explanation))
@@ -110,3 +111,16 @@ def test_linear_layers_have_names() -> None:
     x = torch.randn(2, 1024)
     found = tilewise.explain(tilewise.optimize(model, x), x)
     assert [name for name, _ in found.layers] == ["1"]
+
+
+def test_a_model_s_programs_are_told_with_their_memory() -> None:
+    """Those for the example alone, however many sizes came before."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+    model = tilewise.optimize(net)
+    told = [tilewise.explain(model, torch.randn(1, 3, size, size)).program for size in (40, 12, 40)]
+    assert all(text.startswith("one program: ") for text in told)
+    assert told[0] == told[2] != told[1]
+    weights = [text.split("; ")[1].split(", ")[1] for text in told]
+    assert weights[0] == weights[2]
+    model.train()
+    assert tilewise.explain(model, torch.randn(1, 3, 12, 12)).program.startswith("no program")

@@ -28,13 +28,16 @@ from zoo_models import ZOO, package, settle
 pytestmark = pytest.mark.timing
 ATTEMPTS = 4
 ROOM = 0.9
+CLEAR = 1.05  # a first short look is believed from here on
 # models that branch on image sizes come in parts, which lie in planes: MobileNetV2 of transformers
 # was at .70 to .83 of torch's channels-last in four runs
 PARTS_ROOM = 0.65
 # of every kind: wide and narrow, plain and depthwise, tiny layers, branches, dilation, detection
-MODELS = ("resnet50", "mobilenet_v2", "shufflenet_v2_x1_0", "squeezenet1_0", "fastvit_t8",
-          "deeplabv3", "dncnn")
-MORE = ("resnet18", "efficientnet_b0", "googlenet")  # of the same kinds: with TILEWISE_LONG
+MODELS = ("resnet50", "mobilenet_v2", "shufflenet_v2_x1_0", "squeezenet1_0", "deeplabv3", "dncnn")
+# of the same kinds, or minutes to compile or to measure: with TILEWISE_LONG
+MORE = ("resnet18", "efficientnet_b0", "googlenet", "fastvit_t8")
+OTHERS = [("hf_resnet", "estimate"), ("regnet", "measure")]
+MORE_OTHERS = [("mobilenet_v2", "measure")]
 
 
 @pytest.fixture(autouse=True)
@@ -44,19 +47,26 @@ def _no_gradients():
     tilewise.wisdom.forget()
 
 
-def ratio(model, x, effort: str) -> float:
+def ratio(model, x, effort: str, enough: float = ROOM) -> float:
     """How much faster than torch's better layout, by the minimum of rounds in turns."""
     ours = tilewise.optimize(model, x, effort=effort)
     last = copy.deepcopy(model).to(memory_format=torch.channels_last)
     x_last = x.contiguous(memory_format=torch.channels_last)
+    runs = [lambda: ours(x), lambda: model(x), lambda: last(x_last)]
+    first = look(runs, 3)
+    if first >= CLEAR:
+        return first
     best = 0.0
     for _ in range(ATTEMPTS):
-        mine, planes, pixels = interleaved(
-            [lambda: ours(x), lambda: model(x), lambda: last(x_last)], 7, 0.02, 10)
-        best = max(best, min(planes.minimum, pixels.minimum) / mine.minimum)
-        if best >= ROOM:
+        best = max(best, look(runs, 7))
+        if best >= enough:
             break
     return best
+
+
+def look(runs, rounds: int) -> float:
+    mine, planes, pixels = interleaved(runs, rounds, 0.02, 10)
+    return min(planes.minimum, pixels.minimum) / mine.minimum
 
 
 def installed(name: str):
@@ -89,8 +99,7 @@ def test_models(name, effort):
     assert ratio(benchmark.settle(model), x, effort) >= ROOM
 
 
-@pytest.mark.parametrize("name, effort", [("hf_resnet", "estimate"), ("regnet", "measure"),
-                                          ("mobilenet_v2", "measure")])
+@pytest.mark.parametrize("name, effort", OTHERS + MORE_OTHERS if LONG else OTHERS)
 def test_models_of_others(name, effort, monkeypatch):
     transformers = installed("transformers")
     small = {"hf_resnet": {"depths": [1, 1, 1, 1]}, "regnet": {"depths": [1, 1, 2, 1]},
@@ -102,4 +111,5 @@ def test_models_of_others(name, effort, monkeypatch):
     expected = copy.deepcopy(model).double()(x.double()).logits
     assert benchmark.rms_error(fast(x).logits, expected) < 1e-4
     monkeypatch.setattr("tilewise.model.variants.has_compiler", lambda: False)  # minutes
-    assert ratio(model, x, effort) >= (PARTS_ROOM if name == "mobilenet_v2" else ROOM)
+    room = PARTS_ROOM if name == "mobilenet_v2" else ROOM
+    assert ratio(model, x, effort, room) >= room

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -30,7 +31,7 @@ with patch.dict(os.environ):  # what it sets for torch is not for other tests
 
 FINE = json.loads((Path(__file__).parents[1] / "support" / "layers.json").read_text())
 XEON = Target("cpu", "amx", 2, l1=48 << 10, l2=2 << 20, l3=300 << 20)  # where it was measured
-ATTEMPTS, ROOM = 6, 0.8
+PATIENCE, ROOM = 40, 0.8  # seconds to wait for a quiet moment
 WORST = ("deeplab by 12", "deeplab by 36", "last of super-resolution",
          "stem resnet, batch 8, planes", "patchify convnext, large, planes",
          "grouped resnext, stride 2, planes")  # before costs knew of layouts and padding
@@ -85,12 +86,10 @@ def test_gradients_turn_what_they_read_and_write() -> None:
 @pytest.mark.parametrize("name", WORST)
 def test_worst_layers(name: str) -> None:
     """Clocks of shared machines err, so this leaves room."""
-    best = 0.0
+    best, give_up = 0.0, time.monotonic() + PATIENCE
     memory.POOL.give_back()  # what other layers left behind
     with torch.no_grad():
-        for _ in range(ATTEMPTS):
+        while best < ROOM and time.monotonic() < give_up:
             theirs, ours = interleaved(benchmark.calls(benchmark.problem(name)), 7, 0.01, 5)
             best = max(best, theirs.minimum / ours.minimum)
-            if best >= ROOM:
-                break
     assert best >= ROOM

@@ -338,6 +338,44 @@ def test_a_layer_that_met_many_sizes_takes_what_it_has(text: str, monkeypatch):
     assert looked, "an image that is far larger may need other code"
 
 
+def test_strided_gradients_are_planned_for_their_own_size():
+    """Their phases are small images: as one of the class next to it, this one took far longer."""
+    p = Problem.parse("n1c512h32w32k1024r2s2u2_f32_backward_data")
+    plan = Planner(ALGORITHMS).plan(p, HOST, max_error=2e-5, bits=24)
+    best = min(answer.plan.seconds for answer in
+               Planner(ALGORITHMS).candidates(p, HOST, 2e-5, 24) if answer.plan)
+    assert plan.seconds <= best * 1.001
+
+
+def test_what_torch_ran_for_one_pixel_is_ours_for_more():
+    """A squeeze-and-excitation's layer, then one of the same channels on an image."""
+    pixel = Problem.parse("n1c64h1w1k64r1s1_f32_forward+bias").with_(layout="nhwc")
+    planner, t = Planner(ALGORITHMS), Target("cpu", "avx512", 2, l2=2 << 20)
+    assert planner.plan(pixel, t).algorithm == "vendor"
+    assert planner.plan(pixel.with_(h=14, w=14), t).algorithm != "vendor"
+
+
+def test_a_layer_that_met_many_sizes_may_still_be_torchs():
+    p = Problem.parse("n8c64h31w31k16r1s1g8_f32_forward").with_(layout="nhwc")
+    planner, t = Planner(ALGORITHMS), Target("cpu", "avx512", 2, l2=2 << 20)
+    assert planner.plan(p, t).algorithm == "vendor"
+    for size in range(2, 14):
+        planner.plan(p.with_(n=1, h=size, w=size), t)
+    assert planner.plan(p.with_(h=45, w=45), t).algorithm == "vendor"
+
+
+@pytest.mark.parametrize(("channels", "l1", "most"), [
+    (1024, 32 << 10, 8), (1024, 48 << 10, 12), (2048, 32 << 10, 8), (512, 32 << 10, 16),
+    (1000, 32 << 10, 28)])
+def test_pixels_of_a_tile_have_room_in_the_first_cache(channels: int, l1: int, most: int):
+    """Those of a power of two of channels share places; 14 of 1024 took 1.26 times as long."""
+    p = Problem.parse(f"n1c{channels}h28w28k256r1s1_f32_forward").with_(layout="nhwc")
+    t = Target("cpu", "avx512", 2, l1=l1)
+    for name in ("cpu_direct", "cpu_pointwise"):
+        schedule = Planner(ALGORITHMS).plan(p, t, algorithm=name).schedule
+        assert schedule.tile_h * schedule.tile_w <= most
+
+
 def test_the_same_size_again_is_not_another():
     p, planner = Problem.parse(RESNET[1]), Planner(ALGORITHMS)
     for _ in range(2 * MANY):

@@ -54,9 +54,9 @@ def test_tests_share_by_way_of_support():
 
 def test_no_module_is_imported_by_a_name_that_was_put_together():
     """A reader finds every use of a module by its name; models of users are another matter, and
-    kernels that another process is asked for."""
+    functions of torch in a saved model."""
     named = [module_name(path) for path in FILES if "import_module(" in path.read_text()]
-    assert named == ["bench.subjects", "kernels.cpu.emit.requests"]
+    assert named == ["bench.subjects", "model.native"]
 
 
 def test_a_precision_is_an_algorithm_not_a_tunable():

@@ -14,7 +14,8 @@ PLACES = (ROOT / "src" / "tilewise", ROOT)  # that paths are written from
 PATH = re.compile(r"[\w./-]+/[\w.-]*|[\w-]+\.(?:py|md|json|toml|yml)")
 LONGEST = 600  # characters of a paragraph, an item of a list or a cell of a table
 CHANGES = ("another activation", "another ISA row", "another matrix unit", "another storage type",
-           "another kind of convolution", "another graph operation", "another frontend",
+           "another kind of convolution", "another operation between convolutions",
+           "another link of a fused chain", "another frontend",
            "another algorithm")
 WORDS = ("register tile", "K-block", "panel", "task", "region", "part", "rows", "passes", "groups",
          "GEMV", "dispatcher", "tell")

@@ -118,7 +118,10 @@ def test_the_error_of_torch_is_that_of_its_setting(how):
     full = declared()
     assert full < BOUND * 3
     lower(how)
-    assert full < error(F.conv2d(x, weight), exact) <= declared() < 2e-2
+    found = error(F.conv2d(x, weight), exact)
+    assert found <= declared() < 2e-2
+    if torch.cpu._is_avx512_bf16_supported():  # else torch keeps all bits whatever is set
+        assert full < found
     assert declared(max_error=BOUND) == full  # which is how it would run
 
 

@@ -345,7 +345,12 @@ def random_schedule(algorithm: Algorithm, p: Problem, t: Target, rng: random.Ran
     """A schedule of the space; most often the one of four that is quickest to compile."""
     space, start = algorithm.space(p, t), algorithm.default(p, t)
     drawn = [space.sample(rng, start) for _ in range(4 if rng.random() < 0.8 else 1)]
-    return min(drawn, key=_unrolled)
+    return quickest(drawn)
+
+
+def quickest(schedules: Sequence[Schedule]) -> Schedule:
+    """The one that is compiled soonest."""
+    return min(schedules, key=_unrolled)
 
 
 def _unrolled(s: Schedule) -> int:

@@ -41,6 +41,29 @@ def data(tmp_path, monkeypatch):
     tilewise.wisdom.forget()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed: its directory."""
+    place = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "tiny", tiny)
+        train(settings(str(idx_set(place / "data"))), place / "run")
+    tilewise.wisdom.forget()
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A run that ended after its fifth step: its directory."""
+    place = tmp_path_factory.mktemp("interrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "tiny", tiny)
+        with pytest.raises(KeyboardInterrupt):
+            train(settings(str(idx_set(place / "data"))), place / "run", StopAt(5))
+    tilewise.wisdom.forget()
+    return place / "run"
+
+
 def settings(data: str, **changes: object) -> Settings:
     return Settings(**{"data": data, "model": "tiny", "size": 12, "batch": 16, "epochs": 2,
                        "save_every": 2, "rate": 0.05, **changes})
@@ -217,15 +240,15 @@ def test_the_limit_is_obeyed(data, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 5, 6, 7, 11, 12])
-def test_an_interrupted_run_ends_with_the_same_weights(data, tmp_path, stop):
-    whole = train(settings(data), tmp_path / "whole")
+def test_an_interrupted_run_ends_with_the_same_weights(data, tmp_path, whole, stop):
+    history = checkpoint.load(whole)["history"]
     with pytest.raises(KeyboardInterrupt):
         train(settings(data), tmp_path / "parts", StopAt(stop))
     torch.manual_seed(99)
     parts = train(settings(data), tmp_path / "parts")
-    assert parts["losses"] == whole["losses"]
-    assert [e["accuracy"] for e in parts["epochs"]] == [e["accuracy"] for e in whole["epochs"]]
-    assert same_bits(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    assert parts["losses"] == history["losses"]
+    assert [e["accuracy"] for e in parts["epochs"]] == [e["accuracy"] for e in history["epochs"]]
+    assert same_bits(weights(whole), weights(tmp_path / "parts"))
 
 
 def _without_momentum(state):
@@ -250,16 +273,14 @@ def _one_weight_off(state):
 
 @pytest.mark.parametrize("fault", [_without_momentum, _with_other_rng, _one_step_back,
                                    _without_running_mean, _one_weight_off])
-def test_what_a_checkpoint_lacks_is_noticed(data, tmp_path, fault):
-    train(settings(data), tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(settings(data), tmp_path / "parts", StopAt(5))
-    state = checkpoint.load(tmp_path / "parts")
+def test_what_a_checkpoint_lacks_is_noticed(data, tmp_path, whole, interrupted, fault):
+    state = checkpoint.load(interrupted)
     assert (state["epoch"], state["step"]) == (0, 4)
     fault(state)
+    (tmp_path / "parts").mkdir()
     checkpoint.save(tmp_path / "parts", state)
     train(settings(data), tmp_path / "parts")
-    assert not same_bits(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    assert not same_bits(weights(whole), weights(tmp_path / "parts"))
 
 
 def test_a_finished_run_can_get_more_epochs(data, tmp_path):
@@ -398,8 +419,7 @@ def test_sizes_of_shares():
     assert plans.sizes(20, 32, 3) == {7, 6}
 
 
-def test_a_run_goes_on_with_the_plans_it_began_with(data, tmp_path):
-    train(settings(data), tmp_path / "whole")
+def test_a_run_goes_on_with_the_plans_it_began_with(data, tmp_path, whole):
     with pytest.raises(KeyboardInterrupt):
         train(settings(data), tmp_path / "parts", StopAt(5))
     items = json.loads(checkpoint.load(tmp_path / "parts")["plans"])
@@ -416,7 +436,7 @@ def test_a_run_goes_on_with_the_plans_it_began_with(data, tmp_path):
         train(settings(data), tmp_path / "parts")
     assert seen
     assert "reference" not in {plan.algorithm for plan in seen}
-    assert same_bits(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    assert same_bits(weights(whole), weights(tmp_path / "parts"))
 
 
 # the command

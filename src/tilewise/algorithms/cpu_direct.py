@@ -139,27 +139,38 @@ def _with_blocks(p: Problem, t: Target, s: Any, split: int | None = None) -> Sch
                    streaming=s.streaming and split == 1)
 
 
-def row_cycles(t: Target, width: int, tile: tuple[int, int, int], steps: int) -> float:
-    """All register tiles of a row of tiles, each against one block of output channels."""
+def row_cycles(t: Target, width: int, tile: tuple[int, int, int], steps: int,
+               pitch: int) -> float:
+    """All register tiles of a row of tiles, each against one block of output channels.
+
+    Pixels that are neighbours in a tile lie `pitch` bytes apart.
+    """
     tile_h, tile_w, vectors = tile
     pieces = zip(piece_sizes(tile_w), counts(width, tile_w, vectors * tile_h), strict=True)
-    apart = 1.0 if tile_h == 1 else ROWS_APART
-    return apart * sum(count * tile_cycles(t, tile_h * size, vectors, steps)
-                       for size, count in pieces if count)
+    slower = 1.0 if tile_h == 1 else ROWS_APART
+    return slower * sum(count * tile_cycles(t, tile_h * size, vectors, steps, pitch)
+                        for size, count in pieces if count)
+
+
+def apart(p: Problem) -> int:
+    """Bytes from a pixel that an output sees to the one that the next sees."""
+    return 4 * p.group_c * p.stride[1]
 
 
 def _image_cycles(p: Problem, t: Target, tile: tuple[int, int, int], split: int) -> float:
     """All register tiles of an image, each against one block of output channels."""
     steps = p.r * p.s * p.group_c // split
     if not skips(p):
-        return math.ceil(p.conv_h / tile[0]) * row_cycles(t, p.conv_w, tile, steps)
+        return math.ceil(p.conv_h / tile[0]) * row_cycles(t, p.conv_w, tile, steps,
+                                                                   apart(p))
     _, tile_w, vectors = tile
     sizes, total = piece_sizes(tile_w), 0.0
     for columns, across in cols_seen(p):
         pieces = [(size, n) for size, n in zip(sizes, fitted(columns, sizes), strict=True) if n]
         for rows, down in rows_seen(p):
             steps = p.group_c // split * down * across
-            total += rows * sum(n * tile_cycles(t, size, vectors, steps) for size, n in pieces)
+            total += rows * sum(n * tile_cycles(t, size, vectors, steps, apart(p))
+                                for size, n in pieces)
     return total
 
 

@@ -15,6 +15,7 @@ from ..core.phases import Phase, covers, phases, weights
 from ..core.problem import Epilogue, Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
+from ..core.watching import watcher
 from .common import CpuAlgorithm, cpu_f32
 
 LINE = 64  # bytes: where the weights of a phase begin
@@ -131,6 +132,8 @@ class CpuPhases(Algorithm):
         def launch(x: int, weight: int, bias: int, residual: int, y: int, scratch: int, batch: int,
                    threads: int, mask: int = 0) -> int:
             if clears:
+                if (told := watcher()) is not None:
+                    told.cannot_repeat("results that no phase writes are cleared")
                 ctypes.memset(y, 0, clears * batch)
             found = 0
             for (run, at), start in zip(parts, table.from_address(weight)):

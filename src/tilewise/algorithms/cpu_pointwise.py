@@ -12,7 +12,7 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from .common import CpuAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
-from .cpu_direct import MET, row_cycles
+from .cpu_direct import MET, apart, row_cycles
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 14, 24, 28)  # pixels of a register tile
 ALONE = 1.2  # times as long as cpu_direct takes to read the weights of one pixel, as measured
@@ -67,7 +67,7 @@ class CpuPointwise(CpuAlgorithm):
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         q = _in_a_row(p)
         k_vectors, cols = math.ceil(p.k / t.lanes), math.ceil(q.conv_w / s.tile_w)
-        row = row_cycles(t, q.conv_w, (1, s.tile_w, s.vectors), p.c)
+        row = row_cycles(t, q.conv_w, (1, s.tile_w, s.vectors), p.c, apart(p))
         rows = p.n * q.conv_h * k_vectors / s.vectors
         blocks = p.n * q.conv_h * math.ceil(cols / s.block_cols)
         stream = p.weight_bytes * blocks / t.lanes / 2
@@ -88,7 +88,7 @@ def _default(p: Problem, t: Target) -> Schedule:
     wide, k_vectors, width = t.with_(threads=4), math.ceil(p.k / t.lanes), _in_a_row(p).conv_w
     tiles = [(tile, vectors) for tile in WIDTHS if tile <= width
              for vectors in range(1, min(4, k_vectors) + 1) if fits(t, tile, vectors)]
-    best = sorted(tiles, key=lambda tile: row_cycles(t, width, (1, *tile), p.c)
+    best = sorted(tiles, key=lambda tile: row_cycles(t, width, (1, *tile), p.c, apart(p))
                   * math.ceil(k_vectors / tile[1]))[:MET]
     streaming = streams(p, t) and p.k % t.lanes == 0
     found = [_with_blocks(p, t, Schedule(

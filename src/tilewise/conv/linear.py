@@ -1,4 +1,4 @@
-"""Linear layers with large weights, read in fewer bytes, or fewer times, than torch reads them."""
+"""Linear layers: of many rows as 1x1 convolutions, of few rows where the weight is large."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ..algorithms.cpu_few_rows import LEAST
 from ..core.isa import KNOWN
+from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
 from ..kernels import precision
@@ -20,6 +21,8 @@ from ..runtime.executable import Executable
 from ..runtime.weights import made
 from .calls import KERNEL, Call, check_slope, gate
 from .ops import ENGINE, then
+
+FEW = 16  # rows for which a weight is streamed
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
@@ -48,13 +51,29 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         return then(y, activation, 1, slope)
     ready = made(run.weight_key, lambda: run.prepare(weight[:, :, None, None]), weight).value
     channels = joined(bias, slope, weight.shape[0])
-    y = run(x.reshape(-1, x.shape[-1], 1, 1), ready, channels, None)
-    return y.reshape(*x.shape[:-1], weight.shape[0])
+    y = run(_image(x), ready, channels, None)
+    return y.permute(0, 2, 3, 1).reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel() // x.shape[-1]
+
+
+def _image(x: Tensor) -> Tensor:
+    """Few rows as images of one pixel, more as the pixels of one image, channels-last."""
+    if _rows(x) <= FEW:
+        return x.reshape(-1, x.shape[-1], 1, 1)
+    return x.reshape(1, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)
 
 
 def is_worth(layer: nn.Linear) -> bool:
-    """Whether a layer's weight is large enough that another than torch might run it."""
-    return bool(KNOWN) and layer.weight.is_cpu and _is_large(layer.weight)
+    """Whether another than torch might run a layer."""
+    return bool(KNOWN) and layer.weight.is_cpu
+
+
+def is_planned(layer: nn.Linear) -> bool:
+    """Whether it is planned for any number of rows."""
+    return is_worth(layer) and _is_large(layer.weight)
 
 
 def _is_large(weight: Tensor) -> bool:
@@ -76,6 +95,10 @@ class Linear(nn.Module):
         self._parts = (layer,)  # in a tuple, and so not in the state_dict
         self.activation, self.max_error = activation, max_error
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self._parts
+
     def forward(self, x: Tensor, slope: Tensor | None = None) -> Tensor:
         (layer,) = self._parts
         return linear(x, layer.weight, layer.bias, activation=self.activation, slope=slope,
@@ -95,26 +118,40 @@ class Linear(nn.Module):
 
 
 def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None, slope: Tensor | None) -> bool:
-    """Whether these are float32, large and fit each other; the rest is torch's, and its errors."""
+    """Whether these are float32, worth it and fit each other; the rest is torch's."""
     tensors = [t for t in (x, weight, bias, slope) if t is not None]
     if slope is not None and x.dim() != 2 and slope.numel() != 1:
         return False  # torch has one for each index of the second axis
     followed = weight.is_contiguous()  # else prepared in every call
-    shapes = (weight.dim() == 2 and _is_large(weight) and x.dim() > 0 and x.numel() > 0
-              and x.shape[-1] == weight.shape[1]
+    shapes = (weight.dim() == 2 and x.dim() > 0 and x.numel() > 0
+              and x.shape[-1] == weight.shape[1] and (_rows(x) > FEW or _is_large(weight))
               and (bias is None or bias.shape == weight.shape[:1]))
     return followed and shapes and all(t.dtype == torch.float32 for t in tensors)
 
 
 def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
                 max_error: float | None) -> Executable:
-    key: Any = ("linear", x.numel() // x.shape[-1], weight.shape, bias is None, activation,
+    key: Any = ("linear", _rows(x), weight.shape, bias is None, activation,
                 max_error, torch.get_num_threads(), precision.asked())
     found = ENGINE.executables.get(key)
     if found is None:
-        k, c = weight.shape
-        p = Problem(x.numel() // c, c, 1, 1, k, 1, 1,
-                    epilogue=Epilogue(bias=bias is not None, activation=activation))
-        t = Target.host(threads=torch.get_num_threads())
-        found = ENGINE.executables.put(key, ENGINE.build(ENGINE.plan(p, t, max_error=max_error)))
+        plan = _plan(_rows(x), weight, bias, activation, max_error)
+        found = ENGINE.executables.put(key, ENGINE.build(plan))
     return found
+
+
+def _plan(rows: int, weight: Tensor, bias: Tensor | None, activation: str | None,
+          max_error: float | None) -> Plan:
+    k, c = weight.shape
+    n, w = (rows, 1) if rows <= FEW else (1, rows)
+    p = Problem(n, c, 1, w, k, 1, 1,
+                epilogue=Epilogue(bias=bias is not None, activation=activation))
+    return ENGINE.plan(p, Target.host(threads=torch.get_num_threads()), max_error=max_error)
+
+
+def plan_of(layer: Linear, x: Tensor, slope: Tensor | None) -> Plan | None:
+    """What such a call would run; None where it is torch's."""
+    (of,) = layer.parts
+    if not _is_plain(x, of.weight, of.bias, slope):
+        return None
+    return _plan(_rows(x), of.weight, of.bias, layer.activation, layer.max_error)

@@ -40,7 +40,7 @@ def _options(stride: Any, padding: Any, dilation: Any, groups: int, activation: 
     return steps, sides, dilations, _whole(groups, "groups"), activation, _whole(pool, "pool")
 
 
-_known_options = lru_cache(maxsize=1024)(_options)
+_known_options = lru_cache(maxsize=1024, typed=True)(_options)  # 2.0 is no stride, 2 is
 
 
 def numbers(value: int | Sequence[int], name: str, axes: int) -> tuple[int, ...]:

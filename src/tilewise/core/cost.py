@@ -11,6 +11,8 @@ REGION = 2e-6  # seconds to start a parallel region
 TURN = 2.2  # cycles to move a value into another layout
 SHORT = 32  # products of a sum
 LINE = 64  # bytes that travel together
+PAGE = 4096  # bytes: lines as far apart share a place in the first cache
+CROWDED = 1.25  # cycles to bring a line from the second cache for every value of it
 
 
 def seconds(t: Target, cycles: float, bytes_: float, tasks: int, regions: int = 1,
@@ -41,13 +43,23 @@ def turn(t: Target, images: int, channels: int, pixels: int) -> float:
     return CALL + max(traffic(t, 8 * values), values * TURN / t.hertz / t.threads)
 
 
-def tile_cycles(t: Target, rows: int, vectors: int, steps: int) -> float:
-    """One register tile: bound by multiply-adds, by loads or by their latency."""
+def tile_cycles(t: Target, rows: int, vectors: int, steps: int, apart: int = LINE) -> float:
+    """One register tile: bound by multiply-adds, by loads or by their latency.
+
+    Its rows lie so many bytes `apart`.
+    """
     multiplies = rows * vectors / t.row.units
-    loads = (rows + vectors) / 2
+    loads = (rows + vectors) / 2 if rows <= _together(t, apart) else CROWDED * rows
     latency = 4.0 if steps > SHORT else 2.0  # of a short sum, the next begins meanwhile
     slow = 1.0 if t.row.fma else 2.0
     return steps * slow * max(multiplies, loads, latency) * 1.04 + 2.0 * rows * vectors + 25
+
+
+def _together(t: Target, apart: int) -> int:
+    """Lines so many bytes apart that the first cache holds: those of channels that are a power of
+    two share few places of it."""
+    places = PAGE // max(LINE, math.gcd(PAGE, apart))
+    return places * max(1, t.l1 // PAGE)
 
 
 def matrix_cycles(rows: int, columns: int, steps: int, products: int) -> float:

@@ -20,6 +20,7 @@ class Lru(Generic[T]):
         self._entries: dict[Hashable, tuple[T, int]] = {}
         self._dead: deque[Hashable] = deque()
         self._lock = fork_safe_lock()
+        self.times_cleared = 0
 
     @property
     def limit(self) -> int:
@@ -74,6 +75,7 @@ class Lru(Generic[T]):
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()
+            self.times_cleared += 1
 
     def _bury(self) -> None:
         while self._dead:

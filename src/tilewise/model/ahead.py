@@ -16,24 +16,26 @@ from torch import Tensor, nn
 from ..conv.again import is_transformed, is_unwatched
 from ..conv.axes import plans_of, shape_of
 from ..conv.calls import Call
-from ..conv.linear import Linear
+from ..conv.linear import Linear, plan_of
 from ..conv.ops import ENGINE
 from ..conv.options import options_of
 from ..conv.transposed import call_of
 from ..conv.transposed import plan_of as plan_of_transposed
 from ..conv.transposed import shape_of as shape_of_transposed
 from ..core.plan import Plan
+from ..core.watching import telling
 from ..kernels.cpu.emit.launch import is_compiled
 from ..kernels.cpu.emit.workers import AHEAD
 from .capture import Capture, Names
 from .effects import name_of, torch_module
 from .layout import KEEPING
+from .native import Native
 from .nn import Block, TransposedBlock
 from .tracer import is_hooked
 
 # operations that draw no numbers, write to nothing and take any value
 PLAIN = KEEPING - {"dropout"} | {
-    "_item", "adaptive_max_pool2d", "chunk", "contiguous", "dim", "enter", "exactly", "exp",
+    "image_of", "adaptive_max_pool2d", "chunk", "contiguous", "dim", "enter", "exactly", "exp",
     "expand", "flatten", "floordiv", "getattr", "getitem", "layer_norm", "group_norm", "leave",
     "linear", "log_softmax", "matmul", "max", "mean", "mod", "ndim", "neg", "pad", "permute",
     "pixel_shuffle", "pow", "reshape", "shape", "size", "softmax", "split", "sqrt", "squeeze",
@@ -83,7 +85,9 @@ def _looking(step: Any, found: dict[str, Any]) -> Any:
     if isinstance(step, Block):
         return lambda x, residual=None, slope=None: _of_block(step, found, x, residual, slope)
     if isinstance(step, Linear):
-        return lambda x, slope=None: x.new_empty((*x.shape[:-1], step._parts[0].out_features))
+        return lambda x, slope=None: _of_linear(step, found, x, slope)
+    if isinstance(step, Native):
+        return lambda *operands: _of_native(step, found, operands)
     if isinstance(step, nn.Module) and torch_module(step) is not None and not (
             step.training or is_hooked(step)):
         return step
@@ -108,6 +112,13 @@ def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor |
     return shape_of(call)
 
 
+def _of_linear(layer: Linear, found: dict[str, Any], x: Tensor, slope: Tensor | None) -> Tensor:
+    plan = plan_of(layer, x, slope)
+    if plan is not None:
+        _ask(plan, found)
+    return x.new_empty((*x.shape[:-1], layer.parts[0].out_features))
+
+
 def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> Tensor:
     x, weight, bias, *rest = block.call(x)
     norm = block._parts[1]
@@ -117,6 +128,37 @@ def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> 
         _ask(plan_of_transposed(call), found)
     y = shape_of_transposed(call)
     return y if block.axes == 2 else y.squeeze(-2)
+
+
+class _Later(Exception):
+    """A kernel would have to be compiled."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+
+class _Asking:
+    """A watcher that lets nothing be compiled."""
+
+    def loads(self, request: Any) -> None:
+        if not is_compiled(request):
+            raise _Later(request)
+
+    def launched(self, entry: Any, frame: Any) -> None: ...
+    def took(self, tensor: Any, pooled: bool) -> None: ...
+    def relies_on(self, made: Any) -> None: ...
+    def keeps(self, tensor: Any) -> None: ...
+    def cannot_repeat(self, why: str) -> None: ...
+
+
+def _of_native(step: Native, found: dict[str, Any], operands: tuple[Any, ...]) -> Any:
+    """The kernel where it is there, else what torch had: as long as it takes to compile it."""
+    try:
+        with telling(_Asking()):
+            return step(*operands)
+    except _Later as later:
+        found.setdefault(later.request.key, later.request)
+        return step.original(*operands)
 
 
 def _ask(plan: Plan, found: dict[str, Any]) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_unflatten
 
 from ..conv.linear import Linear, is_worth
+from . import operations
 from .activations import MODULES, attributes
 from .effects import Effects, keeps_rank, name_of, torch_module
 from .guards import Guards, Refused, snapshot
 from .layout import Drawn, Inside
+from .lowering import lower
+from .native import Native
 from .nn import Block, TransposedBlock
 from .patterns import (
     AXES,
@@ -20,21 +23,26 @@ from .patterns import (
     F_BATCH_NORM,
     NORMS,
     TRANSPOSED,
-    TWO_BY_TWO,
     Chain,
     LinearChain,
     TransposedChain,
     arguments,
 )
+from .programs import Programs
 from .tracer import Tracer, is_hooked
 
 WEIGHT = "first_weight"
 ATTEMPTS = 12  # modules that are left out of a graph before the whole is given up
 NORM = ("running_mean", "running_var", "weight", "bias")
 # what a block took from its modules when it was made
-BAKED = {**dict.fromkeys(CONVOLUTIONS, ("padding_mode",)),
-         **dict.fromkeys(NORMS.values(), ("track_running_stats",)),
-         nn.MaxPool2d: tuple(TWO_BY_TWO), **{kind: attributes(kind) for kind in MODULES}}
+BAKED: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys(CONVOLUTIONS, ("padding_mode",)),
+    **dict.fromkeys(NORMS.values(), ("track_running_stats",)),
+    **{kind: attributes(kind) for kind in MODULES},
+    **{kind: tuple(row.arguments) for kind, row in operations.MODULES.items()}}
+
+
+OURS = (Block, Linear, Native)
 
 
 class Names:
@@ -42,7 +50,7 @@ class Names:
 
     def __init__(self, modules: dict[str, Any], tensors: dict[str, tuple[nn.Module, str]]) -> None:
         # our own have no hooks, and nn.Module's look for some takes longer than ours for a plan
-        self.__dict__.update({name: step.forward if isinstance(step, Block | Linear) else step
+        self.__dict__.update({name: step.forward if isinstance(step, OURS) else step
                               for name, step in modules.items()})
         self._tensors = tensors
 
@@ -60,13 +68,26 @@ class Ended:
         self._spec = spec
         self._is_one = self._places == [True] and tree_unflatten([0], spec) == 0
 
-    def __call__(self, results: tuple[Any, ...]) -> Any:
+    def __call__(self, results: Sequence[Any]) -> Any:
         if self._is_one:
             return results[0]
         found = iter(results)
         return tree_unflatten([next(found) if is_node else snapshot(constant)
                                for is_node, constant in zip(self._places, self._constants)],
                               self._spec)
+
+
+def known_module(steps: dict[str, Any], node: fx.Node) -> Any:
+    """The module a node calls, if it is known what it does."""
+    if node.op != "call_module":
+        return None
+    module = steps[str(node.target)]
+    if isinstance(module, OURS):
+        return module
+    if node.meta.get("opaque") or ("forward" in module.__dict__ and not hasattr(
+            module.__dict__["forward"], "captures")):
+        return None
+    return torch_module(module)
 
 
 class Capture:
@@ -89,9 +110,11 @@ class Capture:
         self.steps = {name: step for name, step in self.steps.items() if name in used}
         self._function, self._names = self._compiled(), Names(self.steps, self.tensors)
         self.ended = Ended(results, result_spec)
+        self.programs = Programs(self)
 
-    def __call__(self, tensors: Iterable[Tensor]) -> Any:
-        return self.ended(self.run(self._names, tensors))
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        results = self.programs.run(tensors)
+        return self.ended(self.run(self._names, tensors) if results is None else results)
 
     def run(self, names: Names, tensors: Iterable[Tensor]) -> tuple[Any, ...]:
         """The results, with these steps and tensors behind the names."""
@@ -107,16 +130,7 @@ class Capture:
         return any(isinstance(step, Block | Linear) for step in self.steps.values())
 
     def module_of(self, node: fx.Node) -> Any:
-        """The module a node calls, if it is known what it does."""
-        if node.op != "call_module":
-            return None
-        module = self.steps[node.target]  # type: ignore[index]
-        if isinstance(module, Block | Linear):
-            return module
-        if node.meta.get("opaque") or ("forward" in module.__dict__ and not hasattr(
-                module.__dict__["forward"], "captures")):
-            return None
-        return torch_module(module)
+        return known_module(self.steps, node)
 
     def _leave_out(self) -> None:
         """Modules that hand on what they are given."""
@@ -167,6 +181,7 @@ class Capture:
         self.is_channels_last = several and inside.is_safe()
         if self.is_channels_last:
             inside.run()
+        lower(self)
 
     def _norm(self, chain: Chain) -> Any:
         return None if chain.norm is None else (
@@ -198,12 +213,16 @@ class Capture:
         while args[-1] is None:
             args = args[:-1]
         for module in chain.modules:
-            for name in BAKED.get(type(module), ()):  # type: ignore[call-overload]
-                if name in module.__dict__:
-                    self.guards.reads(module.__dict__, name, snapshot(module.__dict__[name]))
+            self.guard(module)
         with self.graph.inserting_after(chain.last):
             fused = self.graph.call_module(self.add(block), args)
         chain.replace_by(self.graph, fused)
+
+    def guard(self, module: Any) -> None:
+        """What a step took from a module when it was made must stay as it is."""
+        for name in BAKED.get(type(module), ()):
+            if name in module.__dict__:
+                self.guards.reads(module.__dict__, name, snapshot(module.__dict__[name]))
 
     def add(self, step: Any) -> str:
         name = f"s{len(self.steps)}"

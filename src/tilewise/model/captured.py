@@ -93,7 +93,7 @@ class Captured:
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Capture | None, Any]:
         """The graph for these arguments, and the tensors among them."""
-        if torch.compiler.is_dynamo_compiling() or torch._C._is_tracing() or is_transformed():
+        if is_traced():
             return None, ()
         key: Any = 1
         tensors: Any = args
@@ -134,6 +134,11 @@ class Captured:
         self.captures[key] = [capture, *self.captures.get(key, ())]
         look_ahead(capture, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
         return capture
+
+
+def is_traced() -> bool:
+    """Whether torch follows what runs, and must see all of it."""
+    return (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing() or is_transformed())
 
 
 def form_of(leaves: list[Any], spec: Any) -> Any:

@@ -35,7 +35,8 @@ FRESH = {
     "bernoulli", "normal", "embedding", "one_hot", "scaled_dot_product_attention", "size",
     "dim", "numel", "stride", "item", "tolist", "is_contiguous", "convolve"}
 MODULES = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.Linear, nn.Bilinear,
-           nn.GroupNorm, nn.LayerNorm, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh,
+           nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+           nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh,
            nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.PReLU, nn.Mish,
            nn.Softmax, nn.Softplus, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d,
            nn.AvgPool2d, nn.AvgPool3d, nn.Upsample, nn.Embedding, nn.AdaptiveAvgPool1d,
@@ -57,6 +58,21 @@ def name_of(node: fx.Node) -> str:
     if node.target is getattr:
         return str(node.args[1])
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+# what tells of a tensor nothing but what its form says
+QUERIES = NUMBERS | {"size", "dim", "numel", "is_floating_point", "element_size", "nelement"}
+
+
+def is_number(node: fx.Node, numbers: set[fx.Node]) -> bool:
+    """Whether a value is made of the forms of tensors alone; `numbers` are those before it."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if name_of(node) in QUERIES:
+        return True
+    inputs = node.all_input_nodes
+    return bool(inputs) and numbers.issuperset(inputs) and (
+        getattr(node.target, "__module__", "") in ("_operator", "math", "builtins"))
 
 
 class Effects:
@@ -99,6 +115,9 @@ class Effects:
             return []
         if node.target is getattr and node.args[1] in NUMBERS:
             return []
+        if name_of(node) == "leave" and node.op == "call_function":  # the rest tells the layout
+            images: Any = node.args[0]
+            return list(images)
         written = self.written(node)
         return written if written and name_of(node) != "set_" else list(node.all_input_nodes)
 
@@ -252,4 +271,5 @@ FORWARDS: dict[type, Any] = {
 def torch_module(module: Any) -> Any:
     """A module that does what its class does in torch."""
     kind: Any = type(module)
-    return module if FORWARDS.get(kind) is kind.forward else None
+    known = FORWARDS.get(kind)
+    return module if known is not None and known is kind.forward else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..conv.checks import check_bound, kind_of, module_advice
+from ..conv.checks import arguments_of, check_bound, kind_of, module_advice
 from ..conv.ops import ENGINE
 from ..core.errors import TilewiseError
 from ..core.plan import Plan
@@ -16,6 +17,7 @@ from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from ..planner.planner import Candidate
+from .profile import memory_of, memory_text, programs_of
 from .tuning import distinct, observe
 
 ESTIMATED = "~"  # stands before a time that nobody measured
@@ -55,6 +57,7 @@ class ModelExplanation:
     """Every convolution of a model; prints as a table, a line a layer."""
 
     layers: tuple[tuple[str, Explanation], ...]
+    program: str = ""  # what runs as a whole, and the memory it takes; or why nothing does
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -72,7 +75,8 @@ class ModelExplanation:
     @property
     def notes(self) -> list[str]:
         """What a reader of the table has to know."""
-        return [ESTIMATES] if any(ESTIMATED in cell for row in self.rows for cell in row) else []
+        estimates = any(ESTIMATED in cell for row in self.rows for cell in row)
+        return [note for note in (self.program, ESTIMATES if estimates else "") if note]
 
     __repr__ = __str__
 
@@ -171,7 +175,20 @@ def _explain_model(model: nn.Module, example: Any, max_error: float | None,
                             "torch's own form where nothing else was faster")
     known = {problem: _explain_problem(problem, target, max_error, effort)
              for problem, target in distinct(layers, "explaining", tell)}
-    return ModelExplanation(tuple((layer.name, known[layer.plan.problem]) for layer in layers))
+    return ModelExplanation(tuple((layer.name, known[layer.plan.problem]) for layer in layers),
+                            _program(model, example))
+
+
+def _program(model: nn.Module, example: Any) -> str:
+    """What runs without Python between its steps, and the memory that takes."""
+    found = [bound.program for bound in programs_of(model, arguments_of(example))]
+    if not found:
+        return "no program: each layer is called by Python"
+    kernels, by_torch = (sum(map(attrgetter(name), found)) for name in (
+        "kernels", "steps_of_torch"))
+    arena, weights = memory_of(found)
+    return (f"{'one program' if len(found) == 1 else f'{len(found)} programs'}: {kernels} steps by "
+            f"tilewise, {by_torch} by torch; {memory_text(arena, weights)}")
 
 
 def _layer_row(name: str, explanation: Explanation) -> tuple[str, ...]:

@@ -7,11 +7,15 @@ import functools
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from itertools import repeat
+from operator import is_
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torchs
+
+from ..runtime.stamps import ATTEMPTS, Stamps, dicts_count, of_dict, of_kind
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 EVERYWHERE = (torchs._global_forward_hooks, torchs._global_forward_pre_hooks,
@@ -52,14 +56,20 @@ class Guards:
         self._classes: dict[tuple[type, str], Any] = {}
         self._states: dict[Callable[[], Any], Any] = {}
         self._tensors: dict[tuple[int, str], Any] = {}
-        self._orders: list[tuple[dict[str, Any], list[Any]]] = []
+        self._orders: list[_Order] = []
         self._empty: list[Any] = list(EVERYWHERE)
         self._kinds: dict[nn.Module, type] = {}
         self._kept: list[tuple[Any, Any]] = []  # containers of others, and what they held
-        self._ready: list[tuple[Callable[[str], Any], tuple[str, ...], list[Any]]] | None = None
+        self._ready: _Ready | None = None
+        self._looked: tuple[Stamps | None, bool] = (None, False)  # what the last look found
+        self._attempts = ATTEMPTS
+
+    def _more(self) -> None:
+        self._ready, self._looked = None, (None, False)
 
     def reads(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         """A dictionary gave this value; None stands for nothing."""
+        self._more()
         self._names.setdefault(id(namespace), (namespace, {}))[1][name] = value
 
     def knows(self, namespace: dict[str, Any], name: str, value: Any) -> None:
@@ -87,19 +97,23 @@ class Guards:
 
     def inherits(self, kind: type, name: str, value: Any) -> None:
         """A class gave this value."""
+        self._more()
         self._classes[kind, name] = value
 
     def asks(self, state: Callable[[], Any]) -> None:
         """A function of torch told a setting."""
+        self._more()
         self._states[state] = state()
 
     def finds(self, namespace: dict[str, Any], name: str) -> None:
         """There is a tensor of this name; which one is looked up in every call."""
+        self._more()
         self._tensors[id(namespace), name] = namespace
 
     def lists(self, namespace: dict[str, Any]) -> None:
         """The names, and modules, of a dictionary were gone through."""
-        self._orders.append((namespace, _order(namespace)))
+        self._more()
+        self._orders.append(_Order(namespace, list(namespace), _marks(namespace)))
 
     def is_a(self, module: nn.Module) -> None:
         """A module's class, and the forward that it has by it or by itself, count."""
@@ -119,30 +133,129 @@ class Guards:
 
     def unhooked(self, modules: Iterable[nn.Module]) -> None:
         """Hooks of these would not be called."""
+        self._more()
         self._empty += [module.__dict__[name] for module in modules for name in HOOKS
                         if name in module.__dict__]
 
     def hold(self) -> bool:
-        if self._ready is None:
-            self._ready = [(space.get, tuple(names), list(names.values()))
-                           for space, names in self._names.values()]
-        if any(self._empty):
-            return False
+        ready = self._ready = self._ready or self._made_ready()
+        if torch.compiler.is_compiling():  # which cannot follow addresses
+            return self._calm_hold(ready) and self._rest_holds(ready)
+        stamps, held = self._looked
+        if stamps is not None and stamps.same():
+            self._attempts = ATTEMPTS
+        else:
+            stamps = self._stamped(ready)  # before the look, which might miss what comes after it
+            held = self._calm_hold(ready)
+            self._looked = stamps, held  # both at once: threads share it
+        return held and self._rest_holds(ready)
+
+    def _stamped(self, ready: _Ready) -> Stamps | None:
+        """What they are of is kept by the guards; what changes all the time gets none."""
+        self._attempts -= 1
+        if ready.addresses is None or self._attempts < 0:
+            return None
+        return Stamps(ready.addresses)
+
+    def _rest_holds(self, ready: _Ready) -> bool:
+        """What has no stamp."""
         try:
-            for get, names, values in self._ready:
-                if list(map(get, names)) != values:
-                    return False
-            return (all(type(module) is kind for module, kind in self._kinds.items())
-                    and all(getattr(kind, name, None) == value
-                        for (kind, name), value in self._classes.items())
-                    and all(state() == value for state, value in self._states.items())
-                    and all(isinstance(space.get(name), Tensor)
-                            for (_, name), space in self._tensors.items())
-                    and all(_order(space) == order for space, order in self._orders))
+            return (ready.busy.hold() and all(map(_has_order, ready.ordered))
+                    and list(map(getattr, *ready.classes, repeat(None))) == ready.inherited
+                    and all(state() == value for state, value in self._states.items()))
         except Exception:  # what stands there now cannot even be compared
             return False
 
+    def _calm_hold(self, ready: _Ready) -> bool:
+        """All that has a stamp."""
+        try:
+            return (not any(self._empty) and ready.calm.hold()
+                    and list(map(type, self._kinds)) == ready.kinds
+                    and _are_tensors(map(dict.get, *ready.tensors))
+                    and all(map(_has_order, self._orders)))
+        except Exception:
+            return False
 
-def _order(namespace: dict[str, Any]) -> list[Any]:
-    return [(name, item if isinstance(item, nn.Module) else item is None)
-            for name, item in namespace.items()]
+    def _made_ready(self) -> _Ready:
+        named = [(space, name, value) for space, known in self._names.values()
+                 for name, value in known.items()]
+        calm, busy = [
+            _Named.of(row for row in named if _is_busy(row[0], row[2]) == wanted)
+            for wanted in (False, True)]
+        tensors = [(space, name) for (_, name), space in self._tensors.items()]
+        return _Ready(calm, busy, list(self._kinds.values()), _columns(list(self._classes)),
+                      list(self._classes.values()), _columns(tensors),
+                      [order for order in self._orders if type(order.namespace) is not dict],
+                      self._addresses(calm.spaces))
+
+    def _addresses(self, named: list[Any]) -> list[int] | None:
+        """Of words that change with what is calm."""
+        spaces = {id(space): space for space in (
+            *named, *self._empty, *self._tensors.values(),
+            *(order.namespace for order in self._orders))}
+        if not dicts_count() or not all(isinstance(space, dict) for space in spaces.values()):
+            return None
+        return [*map(of_dict, spaces.values()), *map(of_kind, self._kinds)]
+
+
+class _Named(NamedTuple):
+    """Names in dictionaries and what they meant, in columns: loops over them are not Python's."""
+
+    spaces: list[Any]
+    names: list[str]
+    values: list[Any]
+
+    @staticmethod
+    def of(rows: Iterable[tuple[Any, str, Any]]) -> _Named:
+        found = list(rows)
+        return _Named([row[0] for row in found], [row[1] for row in found],
+                      [row[2] for row in found])
+
+    def hold(self) -> bool:
+        return list(map(dict.get, self.spaces, self.names)) == self.values
+
+
+class _Ready(NamedTuple):
+    """What is compared: in every call, or where stamps are not what they were."""
+
+    calm: _Named
+    busy: _Named
+    kinds: list[type]
+    classes: tuple[list[Any], list[str]]
+    inherited: list[Any]
+    tensors: tuple[list[Any], list[str]]
+    ordered: list[_Order]  # whose order may change while they do not
+    addresses: list[int] | None  # of the stamps of all that is calm
+
+
+def _is_busy(space: dict[str, Any], value: Any) -> bool:
+    """In a Python module, where other names change all the time; or what changes by itself."""
+    return "__name__" in space or isinstance(value, CONTAINERS)
+
+
+def _columns(pairs: list[tuple[Any, str]]) -> tuple[list[Any], list[str]]:
+    return [where for where, _ in pairs], [name for _, name in pairs]
+
+
+def _are_tensors(values: Iterable[Any]) -> bool:
+    kinds = set(map(type, values))
+    return kinds <= {Tensor, nn.Parameter} or all(issubclass(kind, Tensor) for kind in kinds)
+
+
+class _Order(NamedTuple):
+    """A dictionary with its names, and what counts of its items."""
+
+    namespace: dict[str, Any]
+    names: list[str]
+    marks: list[Any]
+
+
+def _marks(namespace: dict[str, Any]) -> list[Any]:
+    """Modules; of others, whether there is one."""
+    return [item if isinstance(item, nn.Module) else item is None for item in namespace.values()]
+
+
+def _has_order(order: _Order) -> bool:
+    space = order.namespace
+    return list(space) == order.names and (
+        all(map(is_, space.values(), order.marks)) or _marks(space) == order.marks)

@@ -13,6 +13,7 @@ from ..conv.again import is_transformed, is_unwatched
 from ..conv.calls import is_channels_last
 from ..runtime.turning import LAST, laid_out
 from .effects import Effects, depends_on_layout, is_random, name_of, sees_layout
+from .native import function_of
 
 # operators whose result lies as their argument does
 KEEPING = {"relu", "relu6", "relu_", "leaky_relu", "silu", "gelu", "hardswish", "hardsigmoid",
@@ -199,7 +200,7 @@ class Inside:
                 user.replace_input_with(image, left)
 
     def _draw(self, node: fx.Node) -> None:
-        call = self.module_of(node) if node.op == "call_module" else _function(node)
+        call = self.module_of(node) if node.op == "call_module" else function_of(node)
         with self.graph.inserting_before(node):
             new = self.drawn(Drawn(call), node.args, node.kwargs)
         node.replace_all_uses_with(new)
@@ -230,22 +231,8 @@ class Inside:
     def left(self, images: list[fx.Node]) -> list[fx.Node]:
         """Nodes for images as the caller's code expects them."""
         whole = self.graph.call_function(leave, (tuple(images), tuple(self.inputs), self.weight()))
-        return [self.graph.call_function(_item, (whole, i)) for i in range(len(images))]
+        return [self.graph.call_function(image_of, (whole, i)) for i in range(len(images))]
 
 
-def _item(values: tuple[Any, ...], i: int) -> Any:
+def image_of(values: tuple[Any, ...], i: int) -> Any:
     return values[i]
-
-
-class _Method:
-    """A method of a tensor as a function."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, x: Tensor, *args: Any, **options: Any) -> Any:
-        return getattr(x, self.name)(*args, **options)
-
-
-def _function(node: fx.Node) -> Callable[..., Any]:
-    return _Method(node.target) if isinstance(node.target, str) else node.target  # type: ignore[return-value]

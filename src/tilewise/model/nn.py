@@ -107,6 +107,10 @@ class Block(nn.Module):
         self.axes = len(conv.kernel_size)
         self._calls = Calls()
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self._parts
+
     def forward(self, x: Tensor, residual: Tensor | None = None,
                 slope: Tensor | None = None) -> Tensor:
         if self.axes != 2 or torch.compiler.is_compiling():  # only calls of images are remembered

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
-from ..conv.checks import CannotScript, arguments_of, check_bound, check_module
+from ..conv.checks import arguments_of, check_bound, check_module
 from ..conv.linear import Linear
 from ..core.errors import TilewiseError
 from ..core.progress import Tell, silent
 from .capture import Capture
 from .captured import Learned, all_captured, arm, form_of, prepare
-from .guards import Guards, Refused
+from .guards import Refused
+from .native import Native
 from .nn import Block
 from .rehearsal import cloned, rehearsal, sharing_copy
+from .released import Released, Retracer
 from .tracer import is_hooked
 from .tuning import Layer, tune
 from .variants import fastest
@@ -189,40 +191,17 @@ def _released(model: nn.Module, example: Any, max_error: float | None) -> nn.Mod
 def _module(model: nn.Module, capture: Capture, form: Any) -> Released:
     if any(map(is_hooked, model.modules())):
         raise Refused("it has hooks")
-    for step in capture.steps.values():
+    for name, step in capture.steps.items():
         if isinstance(step, Block | Linear):
             step.own()
+        elif isinstance(step, Native):
+            capture.steps[name] = step.owned()
     capture.forget_weight()
+    capture.graph._tracer_cls = Retracer
     tensors = {name: getattr(module, attribute).detach()
                for name, (module, attribute) in capture.tensors.items()}
     graph = fx.GraphModule({**capture.steps, **tensors}, capture.graph, type(model).__name__)
     return Released(graph.eval(), capture, form).eval()
-
-
-class Released(nn.Module):
-    """A graph that is all that is left of a model."""
-
-    def __init__(self, graph: nn.Module, capture: Capture, form: Any) -> None:
-        super().__init__()
-        self.body, self._form, self._ended = graph, form, capture.ended
-        self._guards: Guards | None = capture.guards
-        self.tuned = Learned()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_guards": None}  # what they compare is of this process
-
-    def __prepare_scriptable__(self) -> Any:
-        raise CannotScript
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = tree_flatten((args, kwargs))
-        if form_of(leaves, spec) != self._form:
-            raise TilewiseError("the model was released for arguments of another form: give "
-                                "optimize an example of those that it is called with")
-        if self._guards is not None and not self._guards.hold():
-            raise TilewiseError("the model was released, and what it reads beside its arguments "
-                                "has changed since: optimize it again")
-        return self._ended(self.body(*(x for x in leaves if isinstance(x, Tensor))))
 
 
 def _required(model: nn.Module) -> tuple[Any, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 from torch import nn
 
 from ..conv.checks import arguments_of, check_module
-from ..conv.linear import Linear, is_worth
+from ..conv.linear import Linear, is_planned
 from ..conv.ops import ENGINE
 from ..core.plan import Plan
 from ..core.problem import Problem
@@ -65,14 +66,14 @@ def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
             tell(f"running {name}", min(len(seen), count), count)
             seen.append(Layer(name, plan))
 
-        with _observer(note):
+        with observed(note):
             trial(*cloned(arguments_of(example)))
     return seen
 
 
 def _is_planned(module: nn.Module) -> bool:
     return isinstance(module, tuple(CONVOLUTIONS)) or (
-        isinstance(module, nn.Linear) and is_worth(module))
+        isinstance(module, nn.Linear) and is_planned(module))
 
 
 def _running(names: dict[nn.Module, str]) -> str:
@@ -89,9 +90,16 @@ def _running(names: dict[nn.Module, str]) -> str:
 
 
 @contextmanager
-def _observer(note: Any) -> Iterator[None]:
-    ENGINE.observers.append(note)
+def observed(note: Callable[[Plan], object]) -> Iterator[None]:
+    """Tell of the plans that this thread runs."""
+    thread = get_ident()
+
+    def tell(plan: Plan) -> None:
+        if get_ident() == thread:
+            note(plan)
+
+    ENGINE.observers.append(tell)
     try:
         yield
     finally:
-        ENGINE.observers.remove(note)
+        ENGINE.observers.remove(tell)

@@ -130,8 +130,11 @@ class Planner:
         layer = self._layers.get(key) or Layer()
         known = [self._adapted(code, p, t) for code in layer.codes]
         costs = {code: self._seconds(code, p, common, held) for code in known}
-        near = [code for code in known if costs[code] < float("inf")]
-        if not (near and layer.is_versed(p)):
+        # what torch runs is no code that a layer has: a program would stop for it
+        near = [code for code in known if costs[code] < float("inf")
+                and not self.algorithm(code[0]).baseline]
+        far = near and min(map(costs.__getitem__, near)) > NEAR * min(costs.values())
+        if far or not (near and layer.is_versed(p)):
             best = self._best(p, t, max_error, bits)
             least = self._seconds(best, p, common, held)
             near = [code for code in near if costs[code] <= max(NEAR * least, least + SOON)]

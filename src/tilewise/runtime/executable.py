@@ -13,6 +13,7 @@ from ..core.activations import SLOPED, is_activation
 from ..core.algorithm import Algorithm
 from ..core.plan import Plan
 from ..core.problem import Problem
+from ..core.watching import watcher
 from ..kernels import precision
 from ..kernels.activations import apart, applied
 from ..kernels.cpu import memory
@@ -52,6 +53,7 @@ class Executable:
         self._reads_channels = tail.bias or tail.has_slopes
         self._cuts = plan.problem.epilogue.has_slopes and not tail.has_slopes  # a pass has them
         self._layout, self._of_weight = LAYOUTS[p.layout], p.direction == "backward_weight"
+        self._passes = any(not name.startswith("pool") for name in plan.after)
         self._after = tuple(None if name == "mask" else _step(name, plan) for name in plan.after)
         # weights are prepared alike whatever the batch and the image size
         self._weight_of = algorithm.weight_of(p, s)
@@ -96,6 +98,8 @@ class Executable:
         y = self._run(x, weight.values if ready else weight, channels, fused, mask, ready, out)
         if y is None:
             return self._by_another(x, weight.source(), bias, residual, out)
+        if self._passes and (told := watcher()) is not None:
+            told.cannot_repeat("a pass of torch's writes to the result")
         for step in self._after:
             if step is None:
                 y, mask = masks.pack(self.plan.problem, self.plan.target, y)
@@ -107,6 +111,8 @@ class Executable:
                     out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """By a kernel that leaves infinities and NaN where they belong."""
         assert self._instead is not None
+        if (told := watcher()) is not None:
+            told.cannot_repeat("a result is not finite")
         other = self._instead(self.plan)
         with alone_after_fork():
             ready = other.prepare(weight)
@@ -161,7 +167,8 @@ def _result_layout(p: Problem) -> str:
 def _empty_result(p: Problem) -> Callable[[], Tensor]:
     a, b, c, d = p.result_shape
     if 4 * a * b * c * d < memory.SMALL:
-        return partial(torch.empty_strided, p.result_shape, _strides(p), dtype=torch.float32)
+        make = partial(torch.empty_strided, p.result_shape, _strides(p), dtype=torch.float32)
+        return lambda: memory.noted(make())
     if _result_layout(p) == "nhwc":
         return lambda: memory.empty(a, c, d, b).permute(0, 3, 1, 2)
     return lambda: memory.empty(a, b, c, d)

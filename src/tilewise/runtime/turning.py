@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ..core.isa import KNOWN
+from ..core.isa import ISA, KNOWN
 from ..core.problem import Problem
+from ..core.remembered import Remembered
 from ..core.schedule import Schedule
 from ..core.target import Target
+from ..core.watching import watcher
 from ..kernels.cpu import memory
 from ..kernels.cpu.between import turn
-from ..kernels.cpu.emit.launch import Launch, launcher
+from ..kernels.cpu.emit.launch import launch_of
+from ..kernels.cpu.emit.requests import Request
+from .images import pitch_of
+from .pointwise import Pointwise
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by rank
 NAMES = {layout: name for name, layout in LAYOUTS.items()}
 FEW = 1 << 15  # floats below which torch's pass is as good
-MOST = 256  # kernels that are remembered
 
-_launches: dict[Any, Launch] = {}
+_COPY = Pointwise(())
 
 
 def laid_out(x: Tensor, layout: torch.memory_format, pooled: bool = True) -> Tensor:
@@ -34,7 +36,14 @@ def laid_out(x: Tensor, layout: torch.memory_format, pooled: bool = True) -> Ten
     if x.dim() == 5:
         return _volumes(x, layout, pooled)
     turned = _turned(x, NAMES[layout], pooled)
+    if turned is None and layout is torch.channels_last and _is_slice(x):
+        turned = _COPY([x])
     return x.contiguous(memory_format=layout) if turned is None else turned
+
+
+def _is_slice(x: Tensor) -> bool:
+    """Whether pixels lie further apart than they have channels."""
+    return pitch_of(tuple(x.shape), x.stride()) > 0
 
 
 def _volumes(x: Tensor, layout: torch.memory_format, pooled: bool) -> Tensor:
@@ -60,28 +69,29 @@ def copied(x: Tensor, layout: str) -> Tensor:
 def _turned(x: Tensor, layout: str, pooled: bool = True) -> Tensor | None:
     """The image in the other of the two layouts; None where that is torch's to do."""
     other = LAYOUTS["nchw" if layout == "nhwc" else "nhwc"]
-    if (not KNOWN or x.numel() < FEW or x.dtype != torch.float32 or not x.is_cpu or x.dim() != 4
-            or not x.is_contiguous(memory_format=other)):
+    recorded = watcher() is not None  # then torch's pass would be a step of its own
+    if (not KNOWN or (x.numel() < FEW and not recorded) or x.dtype != torch.float32
+            or not x.is_cpu or x.dim() != 4 or not x.is_contiguous(memory_format=other)):
         return None
     n, c, h, w = x.shape
     target = Target.host(threads=torch.get_num_threads())
-    if h * w < target.lanes * (4 if layout == "nchw" else 1):  # short planes are torch's
+    short = 4 if layout == "nchw" and not recorded else 1
+    if h * w < target.lanes * short:  # short planes are torch's
         return None
     empty = memory.empty if pooled else _fresh
     y = empty(n, h, w, c).permute(0, 3, 1, 2) if layout == "nhwc" else empty(n, c, h, w)
-    _launch(c, layout, target)(x.data_ptr(), h * w, 0, 0, y.data_ptr(), 0, n, target.threads)
+    launch_of(_requests[c, layout, target.isa], (h * w,))(x.data_ptr(), 0, 0, 0, y.data_ptr(), 0, n,
+                                                     target.threads)
     return y
 
 
 def _fresh(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32)
+    return memory.noted(torch.empty(shape, dtype=torch.float32), pooled=False)
 
 
-def _launch(channels: int, layout: str, target: Target) -> Launch:
-    key = (channels, layout, target.isa)
-    if key not in _launches:
-        if len(_launches) >= MOST:
-            _launches.clear()
-        kernel = Problem(1, channels, 1, 1, 1, 1, 1, layout=layout)
-        _launches[key] = launcher(turn.make, kernel, Schedule(), target.row)
-    return _launches[key]
+def _request(channels: int, layout: str, isa: str) -> Request:
+    kernel = Problem(1, channels, 1, 1, 1, 1, 1, layout=layout)
+    return Request(turn.make, kernel, Schedule(), ISA[isa], (), True)
+
+
+_requests = Remembered(_request)

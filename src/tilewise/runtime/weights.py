@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..core.lru import Lru
-from ..kernels.cpu.prepare.fingerprint import Fingerprint
+from ..core.watching import telling, watcher
+from ..kernels.cpu.prepare.fingerprint import Fingerprint, Joint
 from .executable import Executable
 from .forms import Forms
 from .turning import LAST
@@ -30,6 +32,7 @@ def _count_step(*_: object) -> None:
 
 _steps = 0  # of all optimizers
 _clock = count()
+_VERSION, _SHAPE = attrgetter("_version"), attrgetter("shape")
 register_optimizer_step_post_hook(_count_step)
 
 
@@ -58,10 +61,17 @@ class Made:
             return False
         tensors = [tensor for tensor in sources if tensor is not None]
         # an id can be given again, a reference cannot
-        return (len(tensors) == len(self._refs)
-                and all(ref() is tensor for ref, tensor in zip(self._refs, tensors))
-                and [_place(tensor) for tensor in tensors] == self._places
-                and self._fingerprint.still_holds())
+        holds = (len(tensors) == len(self._refs)
+                 and all(ref() is tensor for ref, tensor in zip(self._refs, tensors))
+                 and [_place(tensor) for tensor in tensors] == self._places
+                 and self._fingerprint.still_holds())
+        if holds:
+            self.tell()
+        return holds
+
+    def tell(self) -> None:
+        if (told := watcher()) is not None:
+            told.relies_on(self)
 
     def bytes(self) -> int:
         """What it holds besides its sources."""
@@ -71,10 +81,61 @@ class Made:
         return sum(owned.values())
 
 
+class Together:
+    """Much that was made, asked at once whether it still stands for its sources."""
+
+    def __init__(self, made: Sequence[Made]) -> None:
+        self._made = [weakref.ref(one) for one in made]
+        self._refs = [ref for one in made for ref in one._refs]
+        places = [place for one in made for place in one._places]
+        self._places = tuple([list(column) for column in zip(*places, strict=True)])
+        self._fingerprint = Joint([one._fingerprint for one in made])
+        self._steps = {one._step for one in made}
+
+    def bytes(self) -> int:
+        return sum(one.bytes() for ref in self._made if (one := ref()) is not None)
+
+    def held(self, steady: bool = False) -> list[Made] | None:
+        """All of it, to be held as long as it is read; None if something has changed or gone.
+
+        Of steady sources only the values are looked at: they are held, where they were.
+        """
+        made, now = [one for ref in self._made if (one := ref()) is not None], next(_clock)
+        if len(made) < len(self._made) or self._steps - {_steps}:
+            return None
+        for one in made:
+            one.used = now
+        holds = (steady or self._are_there()) and self._fingerprint.still_holds()
+        return made if holds else None
+
+    def _are_there(self) -> bool:
+        tensors = self.sources()
+        return len(tensors) == len(self._refs) and (
+            not tensors or _places(tensors) == self._places)
+
+    def sources(self) -> list[Tensor]:
+        """Those that are alive."""
+        return [tensor for ref in self._refs if (tensor := ref()) is not None]
+
+
+def _places(tensors: list[Tensor]) -> tuple[list[Any], ...]:
+    """`_place` of each, in columns: loops over them are not Python's."""
+    try:
+        versions = list(map(_VERSION, tensors))
+    except RuntimeError:  # of some that was made in inference mode
+        versions = [_version(tensor) for tensor in tensors]
+    return (list(map(Tensor.data_ptr, tensors)), versions, list(map(_SHAPE, tensors)),
+            list(map(Tensor.stride, tensors)))
+
+
+def _version(tensor: Tensor) -> int | None:
+    """In inference mode versions are not counted."""
+    return None if tensor.is_inference() else tensor._version
+
+
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """What changes with a tensor besides its values; in inference mode versions are not counted."""
-    return (tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.shape,
-            tensor.stride())
+    """What changes with a tensor besides its values."""
+    return tensor.data_ptr(), _version(tensor), tensor.shape, tensor.stride()
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -106,9 +167,13 @@ def made(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Made
     if any(map(can_change_unnoticed, sources)):
         entry = Made(())
         entry.value = make()
+        if (told := watcher()) is not None:
+            told.cannot_repeat("a weight is prepared in every call")
         return entry
     entry = Made(sources, lambda _: MADE.drop(key))
-    entry.value = make()
+    with telling(None):  # it is made once
+        entry.value = make()
+    entry.tell()
     return _FORMS.put(key, entry)
 
 

@@ -17,6 +17,7 @@ import torch
 
 from ...core.errors import OutOfMemory
 from ...core.locks import fork_safe_lock
+from ...core.watching import watcher
 from .emit.elements import FLOAT32
 
 MB = 1 << 20
@@ -177,12 +178,22 @@ def empty(*shape: int) -> torch.Tensor:
         count *= size
     size = count * FLOAT32.bytes
     if size < SMALL:
-        return torch.empty(shape, dtype=torch.float32)
-    return torch.frombuffer(POOL.take(size), dtype=torch.float32, count=count).view(shape)
+        return noted(torch.empty(shape, dtype=torch.float32))
+    values = torch.frombuffer(POOL.take(size), dtype=torch.float32, count=count)
+    return noted(values if len(shape) == 1 else values.view(shape))
+
+
+def noted(tensor: torch.Tensor, pooled: bool = True) -> torch.Tensor:
+    """New memory, of which a watcher is told."""
+    if (told := watcher()) is not None:
+        told.took(tensor, pooled)
+    return tensor
 
 
 def keep(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in pool memory, for what is read often."""
+    if (told := watcher()) is not None:
+        told.cannot_repeat("torch copies a tensor")
     if tensor.dtype == torch.float32 and tensor.is_cpu:
         return empty(*tensor.shape).copy_(tensor)
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -1,1 +1,1 @@
-"""What stands between convolutions: epilogues, masks, pooling, turning."""
+"""What stands between convolutions: epilogues, masks, pools, resampling, turning."""

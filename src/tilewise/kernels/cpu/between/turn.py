@@ -12,10 +12,10 @@ from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..emit import Function, Index, Module, Pointer
-from ..emit.threads import BATCH, WEIGHT, X, Y, emit_entry, emit_region
+from ..emit.threads import BATCH, SIZES, X, Y, emit_entry, emit_region
 from ..emit.transpose import interleave, separate, transpose
 
-PIXELS = WEIGHT  # there is no weight: the word says how many pixels an image has
+PIXELS = SIZES  # the word says how many pixels an image has
 KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 WORTH = 1 << 13  # floats that are worth a task
 

@@ -61,8 +61,9 @@ class Code:
         self._tracker = _address(tracker)
         tracker.detach()  # from now on it has one owner
 
-    def function(self, name: str, *types: type) -> Callable[..., None]:
-        call = ctypes.CFUNCTYPE(None, *types)(self._addresses[name])
+    def function(self, name: str, *types: type,
+                 kind: Any = ctypes.CFUNCTYPE) -> Callable[..., None]:
+        call = kind(None, *types)(self._addresses[name])
         call.code = self  # type: ignore[attr-defined]  # keeps the memory alive
         return call
 

@@ -11,6 +11,7 @@ from ....core.isa import Isa
 from ....core.lru import Lru
 from ....core.problem import Problem
 from ....core.schedule import Schedule
+from ....core.watching import watcher
 from . import jit
 from .function import Module
 from .requests import Request
@@ -50,6 +51,8 @@ def launch_of(request: Request, sizes: Sequence[int] = ()) -> Launch:
                threads: int, mask: int = 0) -> int:
         frame = _frame(_CALL(x, weight, bias, residual, y, scratch, batch, threads,
                              parallel_address(), 0, 0, 0, mask) + packed)
+        if (told := watcher()) is not None:
+            told.launched(entry, frame)
         run_entry(entry, frame)
         return frame[FOUND]
 
@@ -59,7 +62,12 @@ def launch_of(request: Request, sizes: Sequence[int] = ()) -> Launch:
 def _entry(request: Request) -> Entry:
     """From the process, a worker, the disk or the compiler."""
     key = _place(request)
-    return KERNELS.get(key) or KERNELS.put(key, _loaded(request))
+    entry = KERNELS.get(key)
+    if entry is not None:
+        return entry
+    if (told := watcher()) is not None:
+        told.loads(request)
+    return KERNELS.put(key, _loaded(request))
 
 
 def _loaded(request: Request) -> Entry:

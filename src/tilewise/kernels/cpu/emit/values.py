@@ -170,6 +170,13 @@ class Vector(Value):
         lost = self.f.ll.fcmp_unordered("uno", other.ir, other.ir)
         return Vector(self.f, self.f.ll.select(lost, other.ir, picked))
 
+    def root(self) -> Vector:
+        """The square root."""
+        kind = self.ir.type
+        bits = {F32: 32, F64: 64}[kind.element]
+        root = self.f.intrinsic(f"llvm.sqrt.v{self.lanes}f{bits}", kind, [kind])
+        return Vector(self.f, self.f.ll.call(root, [self.ir]))
+
     def above(self, other: Vector) -> Bits:
         """Where this is larger, and neither is NaN."""
         return Bits(self.f, self.f.ll.fcmp_ordered(">", self.ir, other.ir))

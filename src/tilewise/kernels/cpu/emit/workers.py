@@ -92,16 +92,18 @@ class Ahead:
             process = _start()
         except (OSError, ValueError):
             return
-        while (found := self._next()) is not None:
-            name, request, begun = found
-            try:
-                image = _ask(process, request)
-                if image:
-                    with self._lock:
-                        self._made[name] = image
-            finally:
-                begun.set()
-        _end(process)
+        try:
+            while (found := self._next()) is not None:
+                name, request, begun = found
+                try:
+                    image = _ask(process, request)
+                    if image:
+                        with self._lock:
+                            self._made[name] = image
+                finally:
+                    begun.set()
+        finally:
+            _end(process)
 
 
 def cores() -> int:
@@ -151,11 +153,15 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _ask(process: subprocess.Popen[bytes], request: Request) -> bytes:
-    """Empty if the process is gone, or could not."""
+    """Empty if the process is gone, or could not, or the request cannot travel after all."""
+    try:
+        line = request.to_line()
+    except Exception:  # whatever pickle does not know
+        return b""
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(request.to_json().encode() + b"\n")
+        process.stdin.write(line)
         process.stdin.flush()
         length = int.from_bytes(process.stdout.read(8), "little")
         image = process.stdout.read(length)

@@ -1,0 +1,216 @@
+"""Chains of elementwise operations in a graph, each one kernel: activations, arithmetic, norms."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from ..core.activations import SLOPED
+from ..kernels.cpu.between.pointwise import LARGEST, arguments_of
+from ..runtime.pointwise import Pointwise
+from ..runtime.weights import made
+from .activations import of_call, of_module
+from .effects import Effects, is_number
+from .patterns import F_BATCH_NORM, arguments
+
+# functions and methods of torch, by the name of their step in a kernel
+ARITHMETIC: dict[Any, str] = {
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), "add"),
+    **dict.fromkeys((operator.sub, operator.isub, torch.sub, "sub", "sub_"), "sub"),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul", "mul_"), "mul"),
+    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, "div", "div_"), "div"),
+    **dict.fromkeys((operator.neg, torch.neg, "neg", "neg_"), "neg"),
+    **dict.fromkeys((torch.sqrt, "sqrt", "sqrt_"), "sqrt"),
+    **dict.fromkeys((torch.maximum, "maximum"), "maximum"),
+    **dict.fromkeys((torch.minimum, "minimum"), "minimum")}
+MOST = 4  # operands of one kernel
+
+
+class Chain:
+    """Nodes that one kernel computes: operands in the graph, steps as a kernel has them.
+
+    Numbers of a step are those of operands, then of norms (a scale and a shift each), then of
+    steps before it; they are settled when all operands are known.
+    """
+
+    def __init__(self, nodes: list[fx.Node], operands: list[fx.Node], norms: list[nn.Module],
+                 steps: list[tuple[Any, ...]]) -> None:
+        self.nodes, self.operands, self.norms, self.steps = nodes, operands, norms, steps
+
+    @property
+    def last(self) -> fx.Node:
+        return self.nodes[-1]
+
+    @property
+    def name(self) -> str:
+        return " ".join(step[1] for step in self.steps)
+
+    @property
+    def fits(self) -> bool:
+        return len(self.operands) + 2 * len(self.norms) <= MOST
+
+    def run(self) -> Fused:
+        """What computes it; it is called with the operands."""
+        numbers: dict[Any, int] = {node: i for i, node in enumerate(self.operands)}
+        count = len(self.operands)
+        for i, norm in enumerate(self.norms):
+            numbers[norm, 0], numbers[norm, 1] = count + 2 * i, count + 2 * i + 1
+        count += 2 * len(self.norms)
+        for i, step in enumerate(self.steps):
+            numbers[step[0]] = count + i
+        steps = [(name, *(arg if isinstance(arg, float) else numbers[arg] for arg in args))
+                 for _, name, *args in self.steps]
+        return Fused(steps, len(self.operands), self.norms)
+
+
+class Fused:
+    """fused(*operands): one kernel."""
+
+    def __init__(self, steps: list[tuple[Any, ...]], operands: int,
+                 norms: list[nn.Module]) -> None:
+        self._norms = norms
+        kinds = (*[None] * operands, *["channel"] * (2 * len(norms)))
+        self._steps, self._kinds = steps, kinds
+        self._kernel = Pointwise(steps, kinds)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_kernel"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._kernel = Pointwise(self._steps, self._kinds)
+
+    def __call__(self, *operands: Any) -> Tensor | None:
+        if not all(isinstance(x, Tensor) for x in operands):
+            return None
+        given = list(operands)
+        for norm in self._norms:
+            if norm.training or operands[0].dim() != 4:
+                return None
+            given += _affine(norm)
+        return self._kernel(given)
+
+
+def _affine(norm: Any) -> tuple[Tensor, Tensor]:
+    """What a batch norm multiplies with and adds, remembered as long as its tensors last."""
+    sources = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    found: tuple[Tensor, Tensor] = made(("affine", norm.eps), lambda: _scale(*sources, norm.eps),
+                                        *sources).value
+    return found
+
+
+@torch.no_grad()
+def _scale(mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None,
+           eps: float) -> tuple[Tensor, Tensor]:
+    factor = (variance.double() + eps).rsqrt()
+    factor = factor if weight is None else factor * weight.double()
+    offset = -mean.double() * factor
+    offset = offset if bias is None else offset + bias.double()
+    return factor.float(), offset.float()
+
+
+class Chains:
+    """All chains of a graph: `found`, by their last node."""
+
+    def __init__(self, graph: fx.Graph, module_of: Callable[[fx.Node], Any],
+                 norm_of: Callable[[fx.Node], Any]) -> None:
+        self._module_of, self._norm_of = module_of, norm_of
+        self.effects = Effects(graph, module_of)
+        self.found: dict[fx.Node, Chain] = {}
+        self._numbers: set[fx.Node] = set()  # which are no tensors
+        for node in graph.nodes:
+            if is_number(node, self._numbers):
+                self._numbers.add(node)
+            self._look(node)
+
+    def _look(self, node: fx.Node) -> None:
+        own = self._chain(node)
+        if own is None or not self._may_move(node):
+            return
+        whole = own
+        for source in own.operands:
+            before = self.found.get(source)
+            if before is not None and len(source.users) == 1 and self._stays(before, node):
+                joined = self._joined(before, whole)
+                whole = joined if joined.fits else whole
+        for node_ in whole.nodes[:-1]:
+            self.found.pop(node_, None)
+        if whole.fits:
+            self.found[node] = whole
+
+    def _chain(self, node: fx.Node) -> Chain | None:
+        """The node alone."""
+        module = self._module_of(node)
+        image = node.args[0] if node.args else None
+        if type(module) is nn.BatchNorm2d or node.target is F.batch_norm:
+            return self._norm(node, module, image)
+        if node.op in ("call_function", "call_method") and node.target in ARITHMETIC:
+            return None if self._numbers.issuperset(node.all_input_nodes) else _arithmetic(node)
+        if not isinstance(image, fx.Node) or node.op not in ("call_module", "call_function",
+                                                             "call_method"):
+            return None
+        rest = node.args[1:], node.kwargs
+        if node.op == "call_module":
+            step = of_module(module) if module is not None and not any(rest) else None
+        else:
+            step = of_call(node.target, *rest)
+        if step is None or step in SLOPED:
+            return None
+        return Chain([node], [image], [], [(node, step, image)])
+
+    def _norm(self, node: fx.Node, module: Any, image: Any) -> Chain | None:
+        """A batch norm in eval mode that no convolution does."""
+        if node.op == "call_function":
+            plain = arguments(node, F_BATCH_NORM)["training"] is False
+            module = self._norm_of(node) if plain else None
+        if module is None or module.training or not module.track_running_stats:
+            return None
+        if not isinstance(module, nn.BatchNorm2d) or not isinstance(image, fx.Node):
+            return None
+        step = (node, "fma", image, (module, 0), (module, 1))
+        return Chain([node], [image], [module], [step])
+
+    def _may_move(self, node: fx.Node) -> bool:
+        """Whether nobody notices that the result has memory of its own."""
+        written = self.effects.written(node)
+        if not written:
+            return True
+        return all(len(value.users) == 1 and value.op not in ("placeholder", "get_attr")
+                   and (value in self.found or not self.effects.shares(value))
+                   for value in written)
+
+    def _joined(self, before: Chain, after: Chain) -> Chain:
+        operands = [*before.operands, *(x for x in after.operands
+                                        if x is not before.last and x not in before.operands)]
+        norms = [*before.norms, *(norm for norm in after.norms if norm not in before.norms)]
+        nodes = sorted({*before.nodes, *after.nodes}, key=self.effects.at)
+        return Chain(nodes, operands, norms, [*before.steps, *after.steps])
+
+    def _stays(self, before: Chain, node: fx.Node) -> bool:
+        """Whether what a chain reads is still the same where a later node stands."""
+        return not self.effects.is_written_between(
+            before.last, node, list(before.operands), set(before.nodes))
+
+
+def _arithmetic(node: fx.Node) -> Chain | None:
+    """Of one or two values, or of a value and a number."""
+    step = ARITHMETIC[node.target]
+    if node.kwargs or len(node.args) != arguments_of(step):
+        return None
+    args: list[Any] = []
+    for arg in node.args:
+        if isinstance(arg, fx.Node):
+            args.append(arg)
+        elif isinstance(arg, int | float) and type(arg) is not bool and abs(arg) <= LARGEST:
+            args.append(float(arg))
+        else:
+            return None
+    operands = list(dict.fromkeys(arg for arg in args if isinstance(arg, fx.Node)))
+    if not operands:
+        return None
+    return Chain([node], operands, [], [(node, step, *args)])

@@ -1,0 +1,82 @@
+"""torch.cat of channels, by a kernel that writes the result once from its start to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.remembered import Remembered
+from ..core.schedule import Schedule
+from ..kernels.cpu.between.concatenation import MOST as TOGETHER
+from ..kernels.cpu.between.concatenation import Parts, make, sizes
+from ..kernels.cpu.emit.launch import Launch, launch_of
+from ..kernels.cpu.emit.requests import Request
+from .images import extent, pitch_of
+from .pointwise import Layout, Layouts, channels_last, empty, host, layouts_of
+
+
+class Run(NamedTuple):
+    """Launches for parts of these shapes and strides: at which column each begins, and its parts"""
+
+    launches: tuple[tuple[Launch, int, slice], ...]
+    threads: int
+    made: Layout  # of a result that the caller does not give
+
+    def __call__(self, parts: Sequence[Tensor], y: Tensor) -> Tensor:
+        address = y.data_ptr()
+        for launch, column, which in self.launches:
+            places = [part.data_ptr() for part in parts[which]]
+            places += [0] * (TOGETHER - len(places))
+            launch(*places, address + 4 * column, 0, 1, self.threads)
+        return y
+
+
+def concatenated(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor | None:
+    """torch.cat(parts, 1) of channels-last images, or slices of channels of such.
+
+    None where that is torch's to do. `out` has the result's shape, and may be such a slice too.
+    """
+    layouts = layouts_of(parts if out is None else (*parts, out))
+    if layouts is None:
+        return None
+    run = _runs[layouts, out is None, torch.get_num_threads()]
+    # a part must not be written over before it is read
+    if run is None or (out is not None and any(_share(part, out) for part in parts)):
+        return None
+    return run(parts, empty(*run.made) if out is None else out)
+
+
+def _made(layouts: Layouts, is_new: bool, threads: int) -> Run | None:
+    count = len(layouts) if is_new else len(layouts) - 1
+    if count == 0 or any(dtype != torch.float32 or len(shape) != 4 or 0 in shape
+                         for shape, _, dtype in layouts):
+        return None
+    n, _, h, w = layouts[0][0]
+    columns = [shape[1] for shape, _, _ in layouts[:count]]
+    made = channels_last((n, sum(columns), h, w))
+    to = layouts[count][:2] if len(layouts) > count else made
+    whole = [(n, own, h, w) for own in columns] + [made[0]] * (len(layouts) - count)
+    pitches = [pitch_of(shape, strides) for shape, strides, _ in layouts[:count]]
+    pitch = pitch_of(*to)
+    if [tuple(shape) for shape, *_ in layouts] != whole or not all((pitch, *pitches)):
+        return None
+    target, threads = host(n * h * w * sum(columns))
+    launches = []
+    for first in range(0, count, TOGETHER):
+        which = slice(first, first + TOGETHER)
+        request = Request(make, Parts(len(columns[which])), Schedule(), target.row, (), True)
+        words = sizes(n * h * w, columns[which], pitches[which], pitch)
+        launches.append((launch_of(request, words), sum(columns[:first]), which))
+    return Run(tuple(launches), threads, made)
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    """Whether some memory may be of both."""
+    ahead = b.data_ptr() - a.data_ptr()
+    return -extent(b) < ahead < extent(a)
+
+
+_runs = Remembered(_made)

@@ -1,0 +1,29 @@
+"""Where the values of a tensor lie."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+Sizes = tuple[int, ...]
+
+
+def pitch_of(shape: Sizes, strides: Sizes) -> int:
+    """Floats from a pixel to the next; 0 where these are no channels-last images.
+
+    Strides along a size of one say nothing.
+    """
+    if len(shape) != 4 or 0 in shape:
+        return 0
+    (n, c, h, w), (image, channel, row, column) = shape, strides
+    pitch = column if w > 1 else row if h > 1 else image if n > 1 else c
+    fits = ((c == 1 or channel == 1) and pitch >= c and (h == 1 or row == w * pitch)
+            and (n == 1 or image == h * w * pitch))
+    return pitch if fits else 0
+
+
+def extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first value to behind its last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return (last + 1) * tensor.element_size()

@@ -1,0 +1,90 @@
+"""Norms by statistics of what they are given, on tensors, with the arguments of torch's functions.
+
+Each returns None where torch is to compute: other types, devices or layouts, gradients, arguments
+that torch refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..core.activations import SLOPED, parsed
+from ..core.problem import Epilogue
+from ..core.schedule import Schedule
+from ..core.target import Target
+from ..kernels.cpu.between import groups, norms
+from ..kernels.cpu.emit.launch import launcher
+from .images import pitch_of
+from .rows import Run, Runs, Sizes, is_vector, rows_of
+from .sweeps import ANY
+
+LAYER, GROUP = 1 << 17, 1 << 16  # floats below which one thread is done before another began
+
+
+def layer_norm(x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None,
+               bias: Tensor | None = None, eps: float = 1e-5) -> Tensor | None:
+    """torch.nn.functional.layer_norm over the last axis."""
+    size = normalized_shape if isinstance(normalized_shape, int) else (
+        normalized_shape[0] if len(normalized_shape) == 1 else 0)
+    if x.dim() == 0 or size != x.shape[-1] or not (is_vector(weight, size)
+                                                   and is_vector(bias, size)):
+        return None
+    run = _layer_runs(x, weight is not None, bias is not None, eps)
+    return None if run is None else run(x, weight, bias)
+
+
+def _layer(shape: Sizes, strides: Sizes, threads: int, weight: bool, bias: bool,
+           eps: float) -> Run | None:
+    rows = rows_of(shape, strides, threads)
+    if rows is None:
+        return None
+    words = norms.sizes(rows.rows, rows.columns, rows.pitch, rows.columns, eps)
+    launch = launcher(norms.make, ANY, Schedule(), Target.host().row, int(weight), int(bias),
+                      sizes=words)
+    return Run(launch, threads if rows.rows * rows.columns >= LAYER else 1, rows.made)
+
+
+_layer_runs = Runs(_layer)
+
+
+def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None,
+               bias: Tensor | None = None, eps: float = 1e-5,
+               activation: str | None = None) -> Tensor | None:
+    """torch.nn.functional.group_norm of channels-last images, or slices of their channels.
+
+    An activation may follow, any step of core/activations.py without slopes.
+    """
+    if x.dim() != 4 or not (is_vector(weight, x.shape[1]) and is_vector(bias, x.shape[1])):
+        return None
+    run = _group_runs(x, num_groups, weight is not None, bias is not None, eps, activation)
+    return None if run is None else run(x, weight, bias)
+
+
+def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
+                  eps: float = 1e-5, activation: str | None = None) -> Tensor | None:
+    """torch.nn.functional.instance_norm without running statistics, as `group_norm`."""
+    if x.dim() != 4 or x.shape[2] * x.shape[3] == 1:  # which torch refuses
+        return None
+    return group_norm(x, x.shape[1], weight, bias, eps, activation)
+
+
+def _group(shape: Sizes, strides: Sizes, threads: int, many: int, weight: bool, bias: bool,
+           eps: float, activation: str | None) -> Run | None:
+    pitch = pitch_of(shape, strides)
+    if not pitch or many < 1 or shape[1] % many or shape[0] * shape[1] // many * shape[2] * (
+            shape[3]) == 1:
+        return None
+    if activation is not None and parsed(activation)[0].name in SLOPED:
+        return None
+    n, c, h, w = shape
+    row = Target.host().row
+    words, scratch = groups.sizes(groups.Shape(n, h * w, c, pitch, many), eps, row.lanes)
+    launch = launcher(groups.make, ANY.with_(epilogue=Epilogue(activation=activation)), Schedule(),
+                      row, int(weight), int(bias), sizes=words)
+    made = shape, (h * w * c, 1, w * c, c)
+    return Run(launch, threads if n * c * h * w >= GROUP else 1, made, scratch)
+
+
+_group_runs = Runs(_group)

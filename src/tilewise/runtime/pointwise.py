@@ -1,0 +1,246 @@
+"""Chains of elementwise operations on tensors, by one kernel each.
+
+Callers pass plain tensors. What is not for the kernel is answered with None: torch computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.isa import KNOWN
+from ..core.remembered import Remembered
+from ..core.schedule import Schedule
+from ..core.target import Target
+from ..kernels.cpu import memory
+from ..kernels.cpu.between.pointwise import PLACES, Chain, Step, make, sizes
+from ..kernels.cpu.emit.launch import Launch, launch_of
+from ..kernels.cpu.emit.requests import Request
+from .images import Sizes, pitch_of
+
+FEW, FEW_LONG = 1 << 16, 1 << 15  # floats below which one thread is as good, by `Chain.is_long`
+POOLED = 16 << 20  # bytes from which memory of the pool is worth what it takes to get it
+
+Layout = tuple[Sizes, Sizes]  # shape and strides
+Layouts = tuple[tuple[Sizes, Sizes, torch.dtype], ...]
+
+
+class Run(NamedTuple):
+    """A launch for tensors of these shapes and strides."""
+
+    launch: Launch
+    batch: int
+    threads: int
+    made: Layout  # of a result that the caller does not give
+    kinds: tuple[str, ...]
+    columns: int
+    pitches: Sizes  # of the operands and the result
+    spans: Sizes  # floats from the first to behind the last, of the same
+    unused: Sizes  # a zero for the address of each operand that there is not
+
+    def __call__(self, operands: Sequence[Tensor], y: Tensor) -> Tensor:
+        self.launch(*[x.data_ptr() for x in operands], *self.unused, y.data_ptr(), 0, self.batch,
+                    self.threads)
+        return y
+
+    def may_write(self, operands: Sequence[Tensor], y: Tensor) -> bool:
+        """Whether every value that y shares with an operand is read for that value alone."""
+        *pitches, pitch = self.pitches
+        for x, kind, own, span in zip(operands, self.kinds, pitches, self.spans):
+            ahead, odd = divmod(x.data_ptr() - y.data_ptr(), 4)
+            if not -span <= ahead < self.spans[-1]:
+                continue
+            beside = self.columns <= ahead % pitch <= pitch - self.columns
+            if kind != "image" or own != pitch or odd or not (ahead == 0 or beside):
+                return False
+        return True
+
+
+class Pointwise:
+    """The steps of a `Chain`, to be called with tensors often: launches are remembered.
+
+    Args:
+        steps: Those of a `Chain`.
+        kinds: Those of a `Chain`, for vectors (C,) and others whose shape does not tell.
+    """
+
+    def __init__(self, steps: Sequence[Step], kinds: Sequence[str | None] | None = None) -> None:
+        self.steps = tuple(tuple(step) for step in steps)
+        self.kinds = None if kinds is None else tuple(kinds)
+        self._runs = Remembered(partial(_run_of, self.steps, self.kinds))
+
+    def __call__(self, operands: Sequence[Tensor], out: Tensor | None = None) -> Tensor | None:
+        """As `pointwise`."""
+        run = self.run(operands, out)
+        if run is None:
+            return None
+        if out is None:
+            return run(operands, empty(*run.made))
+        return run(operands, out) if run.may_write(operands, out) else None
+
+    def run(self, operands: Sequence[Tensor], out: Tensor | None) -> Run | None:
+        """The launch for such tensors, if the kernel can take them."""
+        tensors = operands if out is None else (*operands, out)
+        layouts = layouts_of(tensors)
+        if layouts is None:
+            return None
+        return self._runs[layouts, out is None, torch.get_num_threads()]
+
+
+def _run_of(steps: tuple[Step, ...], kinds: Sequence[str | None] | None, layouts: Layouts,
+            is_new: bool, threads: int) -> Run | None:
+    count = len(layouts) if is_new else len(layouts) - 1
+    if any(dtype != torch.float32 or prod(shape) == 0 for shape, _, dtype in layouts):
+        return None
+    tensors = [(tuple(shape), strides) for shape, strides, _ in layouts]
+    given = [_four(*layout, kind) for layout, kind in zip(
+        tensors[:count], kinds or (None,) * count)]
+    to = tensors[count] if len(tensors) > count else None
+    return _flat(steps, given, to) or _in_rows(steps, given, to)
+
+
+_known = Remembered(lambda text, steps, kinds: Pointwise(steps, kinds))
+
+
+def pointwise(steps: Sequence[Step], operands: Sequence[Tensor], out: Tensor | None = None,
+              kinds: Sequence[str] | None = None) -> Tensor | None:
+    """The steps of a `Chain` on up to four operands, which broadcast as torch's do.
+
+    Images are channels-last, or slices of channels of such; or all operands have the same strides
+    without gaps, at any rank. `kinds` are those of a `Chain`, for vectors (C,) and such. `out` has
+    the result's shape; it may be one of the images. The result does not depend on the layout.
+    """
+    chosen = None if kinds is None else tuple(kinds)
+    # its text too: 1 == 1.0, and an operand's number is no constant
+    return _known[repr(steps), tuple(map(tuple, steps)), chosen](operands, out)
+
+
+def layouts_of(tensors: Sequence[Tensor]) -> Layouts | None:
+    """What a launch depends on; None if torch must see the tensors."""
+    follows = torch.is_grad_enabled()
+    found = []
+    for x in tensors:
+        if not x.is_cpu or x.is_neg() or (follows and x.requires_grad):
+            return None
+        found.append((x.shape, x.stride(), x.dtype))
+    return tuple(found) if KNOWN else None
+
+
+def _four(shape: Sizes, strides: Sizes, kind: str | None) -> Layout:
+    """With the sizes of one that a vector for channels, images or pixels has by its kind."""
+    if kind == "channel" and len(shape) == 1:
+        return (1, *shape, 1, 1), (0, *strides, 0, 0)
+    if kind == "each" and len(shape) == 2:
+        return (*shape, 1, 1), (*strides, 0, 0)
+    if kind == "pixel" and len(shape) == 3:
+        return (shape[0], 1, *shape[1:]), (strides[0], 0, *strides[1:])
+    return shape, strides
+
+
+# all memory as one row
+
+
+def _flat(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Run | None:
+    """Operands, and a result, of the same strides without gaps; single values beside them."""
+    whole = max(given, key=lambda layout: prod(layout[0]))
+    count, rank = prod(whole[0]), len(whole[0])
+    images = [prod(shape) == count for shape, _ in given]
+    others = [layout for layout, image in zip(given, images) if image]
+    alike = [_seen(*layout) for layout in (*others, *([to] if to else []))]
+    single = all(prod(shape) == 1 and len(shape) <= rank
+                 for (shape, _), image in zip(given, images) if not image)
+    shapes = {layout[0] for layout in (*others, *([to] if to else []))}
+    if not single or len(shapes) > 1 or len(set(alike)) > 1 or not _is_dense(alike[0]):
+        return None
+    kinds = tuple("image" if image else "pixel" for image in images)
+    pitches = [count if image else 0 for image in images]
+    return _made(Chain(kinds, steps), (1, 1, count), pitches, count, whole)
+
+
+def _seen(shape: Sizes, strides: Sizes) -> tuple[tuple[int, int], ...]:
+    """Sizes and strides that make a difference."""
+    return tuple((size, stride) for size, stride in zip(shape, strides) if size > 1)
+
+
+def _is_dense(seen: tuple[tuple[int, int], ...]) -> bool:
+    behind = 1
+    for size, stride in sorted(seen, key=lambda pair: pair[1]):
+        if stride != behind:
+            return False
+        behind *= size
+    return True
+
+
+# pixels as rows
+
+
+def _in_rows(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Run | None:
+    if max(len(shape) for shape, _ in given) != 4:
+        return None
+    given = [((1,) * (4 - len(shape)) + shape, (0,) * (4 - len(shape)) + strides)
+             for shape, strides in given]
+    shape = tuple(max(sizes) for sizes in zip(*(shape for shape, _ in given)))
+    found = [_operand(layout, shape) for layout in given]
+    made = channels_last(shape)
+    pitch = pitch_of(*(to or made)) if to is None or to[0] == shape else 0
+    if not pitch or None in found:
+        return None
+    kinds, pitches = zip(*(one for one in found if one))
+    n, c, h, w = shape
+    return _made(Chain(kinds, steps), (n, h * w, c), pitches, pitch, made)
+
+
+def _operand(layout: Layout, whole: Sizes) -> tuple[str, int] | None:
+    """Kind and pitch of an operand, seen as a part of images of this shape."""
+    (shape, strides), (n, c, h, w) = layout, whole
+    own = pitch_of(shape, strides)
+    if not own:
+        return None
+    if shape == whole:
+        return "image", own
+    if shape == (1, 1, 1, 1):
+        return "pixel", 0
+    if shape == (1, c, 1, 1):
+        return "channel", 0
+    if shape == (n, c, 1, 1):
+        return "each", own
+    return ("pixel", own) if shape == (n, 1, h, w) else None
+
+
+def channels_last(shape: Sizes) -> Layout:
+    _, c, h, w = shape
+    return shape, (h * w * c, 1, w * c, c)
+
+
+def _made(chain: Chain, extent: tuple[int, int, int], pitches: Sequence[int], pitch: int,
+          made: Layout) -> Run:
+    """The run of images, rows of each, and columns."""
+    images, rows, columns = extent
+    target, threads = host(images * rows * columns, FEW_LONG if chain.is_long else FEW)
+    batch, words = sizes(chain, images, rows, columns, pitches, pitch)
+    launch = launch_of(Request(make, chain, Schedule(), target.row, (), True), words)
+    counts = {"image": (images * rows, columns), "pixel": (images * rows, 1),
+              "each": (images, columns), "channel": (1, columns)}
+    spans = [(counts[kind][0] - 1) * own + counts[kind][1]
+             for kind, own in zip((*chain.kinds, "image"), (*pitches, pitch))]
+    return Run(launch, batch, threads, made, chain.kinds, columns, (*pitches, pitch), tuple(spans),
+               (0,) * (len(PLACES) - len(pitches)))
+
+
+def host(floats: int, few: int = FEW) -> tuple[Target, int]:
+    """This machine, and on how many of its threads such work runs."""
+    target = Target.host(threads=torch.get_num_threads())
+    return target, target.threads if floats >= few else 1
+
+
+def empty(shape: Sizes, strides: Sizes) -> Tensor:
+    """A result without gaps, from the pool where that is worth its while."""
+    count = prod(shape)
+    if 4 * count < POOLED:
+        return memory.noted(torch.empty_strided(shape, strides, dtype=torch.float32))
+    return memory.empty(count).as_strided(shape, strides)

@@ -1,0 +1,232 @@
+"""A model bound to sizes: kernels with their frames over one memory, run in one native call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels.cpu import memory
+from ..kernels.cpu.emit.threads import FOUND, PARALLEL, Frame, parallel_address, uses_openmp
+from ..kernels.cpu.emit.walk import walk
+from . import arena
+from .recording import ARENA, CONSTANT, FRESH, INPUT, STEP, Launch, Recorder, Root, address_of
+from .weights import Together
+
+WORDS = len(Frame())
+
+
+class View(NamedTuple):
+    """A tensor in a root's memory; `offset` counts its elements."""
+
+    root: Root
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return (self.offset, self.shape, self.stride) == (0, self.root.shape, self.root.stride)
+
+
+class Step(NamedTuple):
+    """What torch runs between kernels: call(tensors), where it reads values and leaves new ones."""
+
+    call: Callable[[list[Tensor]], Sequence[Tensor]]
+    reads: tuple[View | Tensor, ...]
+    makes: tuple[Root, ...]
+
+
+class Stale(Exception):
+    """A step of torch's gives something else than it did."""
+
+
+class NotFinite(Exception):
+    """A kernel saw a result that is not finite, which another might not have."""
+
+
+class _Kernels:
+    """`count` frames from the `first` on, and which of their words are addresses."""
+
+    def __init__(self, first: int, launches: Sequence[Launch], numbers: dict[int, int],
+                 places: dict[int, int]) -> None:
+        self.first, self.count = first, len(launches)
+        found = [((first + i) * WORDS + place.word, numbers[place.root.number],
+                  place.offset + places.get(place.root.number, 0))
+                 for i, launch in enumerate(launches) for place in launch.places
+                 if place.root.kind != CONSTANT]
+        found += [((first + i) * WORDS + PARALLEL, 1, 0) for i in range(self.count)]
+        at, base, offset = (np.array(column, dtype=np.int64) for column in zip(*found, strict=True))
+        self.at, self.base, self.offset = at, base, offset
+
+
+class Program:
+    """program(inputs): the results as tensors, or None where it cannot be run here and now.
+
+    Every call has frames and memory of its own, so that threads may share a program.
+    """
+
+    def __init__(self, recorder: Recorder, steps: Sequence[Launch | Step], inputs: Sequence[Root],
+                 results: Sequence[View | Tensor]) -> None:
+        self._steps, self._inputs, self._results = steps, tuple(inputs), tuple(results)
+        self._made = Together(list(recorder.made.values()))
+        self._tables = recorder.tables
+        launches = [step for step in steps if isinstance(step, Launch)]
+        self._entries = [launch.entry for launch in launches]  # which keep their code
+        self._addresses = np.array([address_of(entry) for entry in self._entries], dtype=np.int64)
+        self._template = np.array([launch.words for launch in launches],
+                                  dtype=np.int64).reshape(-1, WORDS)
+        self._template[:, FOUND] = 0
+        self._plan_memory(recorder.roots)
+        self._parts = self._cut()
+
+    @property
+    def is_kernel(self) -> list[bool]:
+        """Of each step, or whether it is torch's."""
+        return [isinstance(step, Launch) for step in self._steps]
+
+    @property
+    def kernels(self) -> int:
+        return len(self._entries)
+
+    @property
+    def steps_of_torch(self) -> int:
+        return sum(isinstance(step, Step) for step in self._steps)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all that was made from weights, and is still there."""
+        return self._made.bytes()
+
+    def _plan_memory(self, roots: Sequence[Root]) -> None:
+        """Numbers of addresses: the arena's, the function that starts threads, then the rest."""
+        moving = [root for root in roots if root.kind == ARENA and root.first is not None]
+        places, self.bytes = arena.placed([arena.Stay(r.bytes, r.first or 0, r.last)
+                                           for r in moving])
+        self._places = {root.number: place for root, place in zip(moving, places, strict=True)}
+        others = [root for root in roots if root.kind in (INPUT, FRESH, STEP)]
+        self._numbers = {root.number: 0 for root in moving}
+        self._numbers |= {root.number: i for i, root in enumerate(others, 2)}
+        self._fresh = [root for root in others if root.kind == FRESH]
+        self._count = 2 + len(others)
+
+    def _cut(self) -> list[_Kernels | Step]:
+        parts: list[_Kernels | Step] = []
+        run: list[Launch] = []
+        done = 0
+        for step in (*self._steps, None):
+            if isinstance(step, Launch):
+                run.append(step)
+                continue
+            if run:
+                parts.append(_Kernels(done, run, self._numbers, self._places))
+                done, run = done + len(run), []
+            if step is not None:
+                parts.append(step)
+        return parts
+
+    def held(self, steady: bool = False) -> object:
+        """What was made from tensors, to be held during a call; None if it stands for others."""
+        return self._made.held(steady)
+
+    def sources(self) -> list[Tensor]:
+        """Tensors that it was made from."""
+        return self._made.sources()
+
+    def timed(self, inputs: Sequence[Tensor]) -> list[float]:
+        """Seconds that each step takes in one call, with what it takes to start it alone."""
+        call, times, kernels = _Call(self, inputs), list[float](), 0
+        for step in self._steps:
+            part: _Kernels | Step
+            if isinstance(step, Launch):
+                part = _Kernels(kernels, [step], self._numbers, self._places)
+                kernels += 1
+            else:
+                part = step
+            start = perf_counter()
+            call.run(part)
+            times.append(perf_counter() - start)
+        return times
+
+    @property
+    def moved(self) -> list[int]:
+        """Bytes of the memories that each step reads or writes, constants included."""
+        found = []
+        for step in self._steps:
+            roots = ([place.root for place in step.places] if isinstance(step, Launch) else
+                     [*step.makes, *(v.root for v in step.reads if isinstance(v, View))])
+            found.append(sum({root.number: root.bytes for root in roots}.values()))
+        return found
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        if not uses_openmp():
+            return None
+        call = _Call(self, inputs)
+        try:
+            for part in self._parts:
+                call.run(part)
+        except NotFinite:
+            return None
+        return [call.tensor(result) for result in self._results]
+
+
+class _Call:
+    """One run of a program."""
+
+    def __init__(self, program: Program, inputs: Sequence[Tensor]) -> None:
+        self.program = program
+        self.frames = program._template.copy()
+        self._words = self.frames.reshape(-1)
+        self.bases = np.empty(program._count, dtype=np.int64)
+        self.memories: dict[int, Tensor] = {}
+        self.arena = memory.empty(max(1, program.bytes // 4))
+        self.bases[0], self.bases[1] = self.arena.data_ptr(), parallel_address()
+        for root, x in zip(program._inputs, inputs, strict=True):
+            self.has(root, x)
+        for root in program._fresh:
+            self.has(root, _fresh(root))
+
+    def has(self, root: Root, tensor: Tensor) -> None:
+        """A root's memory in this call."""
+        self.memories[root.number] = tensor
+        self.bases[self.program._numbers[root.number]] = tensor.data_ptr()
+
+    def run(self, part: _Kernels | Step) -> None:
+        if isinstance(part, _Kernels):
+            self._words[part.at] = part.offset + self.bases[part.base]
+            addresses = self.program._addresses
+            walk(addresses.ctypes.data + 8 * part.first,
+                 self.frames.ctypes.data + 8 * WORDS * part.first, part.count)
+            if self.frames[part.first:part.first + part.count, FOUND].any():
+                raise NotFinite  # before a step of torch's has effects
+            return
+        made = part.call([self.tensor(view) for view in part.reads])
+        for root, tensor in zip(part.makes, made, strict=True):
+            if (tensor.shape, tensor.stride(), tensor.dtype) != (root.shape, root.stride,
+                                                                 root.dtype):
+                raise Stale
+            self.has(root, tensor)
+
+    def tensor(self, view: View | Tensor) -> Tensor:
+        if isinstance(view, Tensor):
+            return view
+        root = view.root
+        if root.kind == ARENA:
+            start = self.arena.storage_offset() + self.program._places[root.number] // 4
+            return self.arena.as_strided(view.shape, view.stride, start + view.offset)
+        whole = self.memories[root.number]
+        if view.is_whole:
+            return whole
+        return whole.as_strided(view.shape, view.stride, whole.storage_offset() + view.offset)
+
+
+def _fresh(root: Root) -> Tensor:
+    """Memory that outlives the call."""
+    if not root.pooled:
+        return torch.empty_strided(root.shape, root.stride, dtype=root.dtype)
+    flat = memory.empty(root.bytes // root.itemsize)
+    return flat.as_strided(root.shape, root.stride, flat.storage_offset())

@@ -1,0 +1,279 @@
+"""Norms, softmax and channel shuffle between unmapped pages, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support import faults
+from support.guarded import Mismatch, launch_guarded
+from torch import Tensor
+from torch.nn import functional as F
+
+from tilewise.core.isa import ISA
+from tilewise.core.problem import Epilogue, Problem
+from tilewise.core.schedule import Schedule
+from tilewise.core.target import Target
+from tilewise.kernels.cpu.between import along, groups, norms, shuffle, softmax
+from tilewise.kernels.cpu.emit import F32, F64, Vector
+from tilewise.kernels.cpu.emit.launch import launcher
+
+HOST = Target.host(threads=2)
+ROWS = [name for name, row in ISA.items() if row.lanes <= HOST.lanes
+        and HOST.row.machines == row.machines and not row.matrix]
+ANY = Problem(1, 1, 1, 1, 1, 1, 1)
+NAN = float("nan")
+
+
+def draw(*shape: int, offset: float = 0.0) -> Tensor:
+    made = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=made) + offset
+
+
+def apart(x: Tensor, pitch: int) -> Tensor:
+    """Rows of a matrix a pitch apart, NaN between them."""
+    whole = torch.full((len(x), pitch), NAN)
+    whole[:, :x.shape[1]] = x
+    return whole.flatten()[:(len(x) - 1) * pitch + x.shape[1]]
+
+
+def near(found: Tensor, expected: Tensor, error: float, what: str) -> None:
+    worst = (found.double() - expected).abs().max().item()
+    if not worst <= error:
+        raise Mismatch(f"{what}: {worst} from float64, {error} allowed")
+
+
+def both(kernel: Any, given: dict[str, Tensor | None], made: dict[str, int]) -> list[Tensor]:
+    """What it makes at the start and at the end of a page, on one thread and on two."""
+    return [launch_guarded(kernel, given, made, 1, threads, side)["y"]
+            for threads, side in ((1, "start"), (2, "end"))]
+
+
+def normalised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    """In two passes, in float64."""
+    x = x.double()
+    away = x - x.mean(dims, keepdim=True)
+    return away / (away.square().mean(dims, keepdim=True) + eps).sqrt()
+
+
+# layer norm
+
+
+def check_layer(row: str, shape: tuple[int, int], gap: int = 0, offset: float = 0.0,
+                has: tuple[bool, bool] = (True, True)) -> None:
+    rows, columns = shape
+    x = draw(rows, columns, offset=offset)
+    weight, bias = (draw(columns + i)[:columns] if one else None for i, one in enumerate(has))
+    expected = normalised(x, (1,), 1e-5)
+    expected = expected if weight is None else expected * weight.double()
+    expected = expected if bias is None else expected + bias.double()
+    words = norms.sizes(rows, columns, columns + gap, columns, 1e-5)
+    kernel = launcher(norms.make, ANY, Schedule(), ISA[row], *map(int, has), sizes=words)
+    for y in both(kernel, {"x": apart(x, columns + gap), "weight": weight, "bias": bias},
+                  {"y": x.numel()}):
+        near(y.view(shape), expected, 4e-6, f"layer norm of {shape} on {row}")
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (9, 3), (5, 16), (37, 96), (6, 33), (3, 515),
+                                   (2, 4096 + 70), (300, 31)])
+def test_layer_norm(row: str, shape: tuple[int, int]) -> None:
+    check_layer(row, shape)
+
+
+@pytest.mark.parametrize("has", [(False, False), (True, False), (False, True)])
+def test_layer_norm_without_a_weight_or_a_bias(has: tuple[bool, bool]) -> None:
+    check_layer(ROWS[0], (7, 50), has=has)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_layer_norm_of_rows_apart_and_of_large_means(row: str) -> None:
+    check_layer(row, (7, 50), gap=3)
+    check_layer(row, (9, 100), offset=1e4)
+    check_layer(row, (3, 9000), offset=1e4)
+
+
+# group norm
+
+
+def check_groups(row: str, shape: tuple[int, int, int], many: int, gap: int = 0,
+                 offset: float = 0.0, has: tuple[bool, bool] = (True, True),
+                 activation: str | None = None,
+                 act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    images, pixels, channels = shape
+    x = draw(images * pixels, channels, offset=offset)
+    weight, bias = (draw(channels + i)[:channels] if one else None for i, one in enumerate(has))
+    parts = x.view(images, pixels, many, channels // many)
+    expected = normalised(parts, (1, 3), 1e-5).reshape(images * pixels, channels)
+    expected = expected if weight is None else expected * weight.double()
+    expected = expected if bias is None else expected + bias.double()
+    words, scratch = groups.sizes(groups.Shape(images, pixels, channels, channels + gap, many),
+                                  1e-5, ISA[row].lanes)
+    p = ANY.with_(epilogue=Epilogue(activation=activation))
+    kernel = launcher(groups.make, p, Schedule(), ISA[row], *map(int, has), sizes=words)
+    found = both(kernel, {"x": apart(x, channels + gap), "weight": weight, "bias": bias},
+                 {"y": x.numel(), "scratch": scratch})
+    for y in found:
+        near(y.view(x.shape), act(expected), 4e-6, f"{many} groups of {shape} on {row}")
+    if not torch.equal(*found):
+        raise Mismatch("other bits on other threads")
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(("shape", "many"), [
+    ((1, 2, 1), 1), ((2, 9, 3), 3), ((2, 30, 21), 3), ((1, 64, 32), 8), ((3, 17, 40), 40),
+    ((1, 1, 6), 2), ((2, 1700, 33), 11), ((1, 7, 300), 2), ((1, 25, 70), 1)])
+def test_group_norm(row: str, shape: tuple[int, int, int], many: int) -> None:
+    check_groups(row, shape, many)
+
+
+@pytest.mark.parametrize("has", [(False, False), (True, False), (False, True)])
+def test_group_norm_without_a_weight_or_a_bias(has: tuple[bool, bool]) -> None:
+    check_groups(ROWS[0], (2, 30, 21), 3, has=has)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_group_norm_of_slices_and_of_large_means(row: str) -> None:
+    check_groups(row, (2, 30, 21), 7, gap=5)
+    check_groups(row, (1, 3000, 12), 3, offset=1e4)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_group_norm_with_activations(row: str) -> None:
+    check_groups(row, (2, 30, 21), 3, activation="silu", act=F.silu)
+    check_groups(row, (2, 30, 21), 21, activation="leaky_relu:0.2",
+                 act=lambda x: F.leaky_relu(x, 0.2))
+
+
+# softmax
+
+
+def check_softmax(row: str, shape: tuple[int, int], gap: int = 0) -> None:
+    rows, columns = shape
+    x = draw(rows, columns) * 20
+    words = softmax.sizes(rows, columns, columns + gap, columns)
+    kernel = launcher(softmax.make, ANY, Schedule(), ISA[row], sizes=words)
+    expected = x.double().softmax(1)
+    for y in both(kernel, {"x": apart(x, columns + gap)}, {"y": x.numel()}):
+        near(y.view(shape) / expected.clamp(min=1e-30), expected / expected.clamp(min=1e-30), 1e-5,
+             f"softmax of {shape} on {row}")
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 2), (9, 3), (5, 16), (37, 96), (6, 33), (3, 515),
+                                   (2, 4096 + 70), (300, 31)])
+def test_softmax(row: str, shape: tuple[int, int]) -> None:
+    check_softmax(row, shape)
+    check_softmax(row, shape, gap=2)
+
+
+# channel shuffle
+
+
+def check_shuffle(row: str, rows: int, many: int, members: int, gap: int = 0) -> None:
+    x = torch.arange(float(rows * many * members)).view(rows, many * members)
+    words = shuffle.sizes(rows, many * members, many, many * members + gap, many * members)
+    kernel = launcher(shuffle.make, ANY, Schedule(), ISA[row], many, sizes=words)
+    expected = x.view(rows, many, members).transpose(1, 2).flatten()
+    for y in both(kernel, {"x": apart(x, many * members + gap)}, {"y": x.numel()}):
+        if not torch.equal(y, expected):
+            raise Mismatch(f"{many} groups of {members} on {row} are not shuffled")
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("many", [1, 2, 3, 4, 5, 8])
+def test_channel_shuffle(row: str, many: int) -> None:
+    for members in (1, 2, 5, 16, 24, 58):
+        check_shuffle(row, 9, many, members)
+        check_shuffle(row, 700 // members, many, members, gap=1)
+
+
+# faults
+
+
+class Mutation(NamedTuple):
+    apply: faults.Patch
+    look: Callable[[], None]
+
+
+def check(mutation: Mutation) -> None:
+    with faults.patched(mutation.apply):
+        mutation.look()
+
+
+def look_at_layers() -> None:
+    check_layer(ROWS[0], (9, 100), offset=1e4)
+    check_layer(ROWS[0], (2, 4096 + 70))
+    check_layer(ROWS[0], (300, 31))
+
+
+def look_at_groups() -> None:
+    check_groups(ROWS[0], (2, 1700, 33), 11)
+    check_groups(ROWS[0], (1, 3000, 12), 3, offset=1e4)
+
+
+def look_at_softmax() -> None:
+    check_softmax(ROWS[0], (6, 33))
+
+
+def look_at_shuffles() -> None:
+    check_shuffle(ROWS[0], 9, 3, 24)
+
+
+def no_mask(self: along.Columns, value: Vector, other: Vector) -> Vector:
+    return value
+
+
+def whole_vectors(self: along.Columns, rows: Any) -> list[Vector]:
+    return [row.load(self.first) for row in rows]
+
+
+def moments(f: Any, common: Any, x: Any, mean: Any) -> Any:
+    """Without what the rounded mean is away from the mean."""
+    apart, squares = original_moments(f, common, x, mean)
+    return [value - value for value in apart], squares
+
+
+original_moments, original_tell, original_put = norms._moments, groups._tell, groups._put
+
+
+def tell(k: Any, tables: Any, mean: Vector, rest: Vector, factor: Vector, given: Any) -> None:
+    original_tell(k, tables, mean, rest - rest, factor, given)
+
+
+def put(at: along.Columns, places: Any, values: Any) -> None:
+    original_put(at, places, tuple(value.to(F32).to(F64) for value in values))
+
+
+MUTATIONS = {
+    "columns beyond a row are added": Mutation(
+        faults.replaced(along.Columns, "only", no_mask), look_at_layers),
+    "columns beyond a row are read": Mutation(
+        faults.replaced(along.Columns, "load", whole_vectors), look_at_shuffles),
+    "a mean is rounded": Mutation(faults.replaced(norms, "_moments", moments), look_at_layers),
+    "lanes are not joined": Mutation(
+        faults.replaced(along, "across", lambda value, join: value), look_at_layers),
+    "small numbers lose a task": Mutation(
+        faults.replaced(norms, "ceil_div", lambda a, b: a // b or 1), look_at_layers),
+    "a group's mean is rounded": Mutation(
+        faults.replaced(groups, "_tell", tell), look_at_groups),
+    "sums in float32": Mutation(faults.replaced(groups, "_put", put), look_at_groups),
+    "only the first part": Mutation(
+        faults.replaced(groups, "_add_parts", lambda *_: None), look_at_groups),
+    "the smallest is taken away": Mutation(
+        faults.replaced(softmax, "largest", lambda a, b: a.minimum(b)), look_at_softmax),
+    "not interleaved": Mutation(
+        faults.replaced(shuffle, "interleave", lambda vectors: vectors), look_at_shuffles),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, list[str]]:
+    return faults.outcomes("test_norms")
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_fault_is_noticed(outcomes: dict[str, list[str]], name: str) -> None:
+    faults.assert_noticed(outcomes[name])
