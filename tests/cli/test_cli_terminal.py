@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from tilewise.bench.peers import PEERS
 from tilewise.bench.results import Row
 from tilewise.bench.rungs import STEPS
 from tilewise.bench.subjects import layer
-from tilewise.cli import OK, bench, ladder, main, output
+from tilewise.cli import OK, bench, ladder, main
 from tilewise.cli.app import app
 from tilewise.core import Problem
 
@@ -36,8 +37,9 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
 
     def make(width: int) -> None:
         console = Console(highlight=False, width=width, force_terminal=True, color_system=None)
-        for module in (output, ladder):
-            monkeypatch.setattr(module, "console", console)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("tilewise.cli.") and hasattr(module, "console"):
+                monkeypatch.setattr(module, "console", console)
 
     yield make
     tilewise.wisdom.forget()
