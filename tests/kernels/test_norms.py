@@ -16,7 +16,7 @@ from tilewise.core.isa import ISA
 from tilewise.core.problem import Epilogue, Problem
 from tilewise.core.schedule import Schedule
 from tilewise.core.target import Target
-from tilewise.kernels.cpu.between import along, groups, norms, shuffle, softmax
+from tilewise.kernels.cpu.between import along, groups, norms, shuffle, softmax, totals
 from tilewise.kernels.cpu.emit import F32, F64, Vector
 from tilewise.kernels.cpu.emit.launch import launcher
 
@@ -169,6 +169,32 @@ def test_softmax(row: str, shape: tuple[int, int]) -> None:
     check_softmax(row, shape, gap=2)
 
 
+# totals
+
+
+REFERENCES: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
+    totals.SUM: lambda x: x.sum(1) / 7, totals.LARGEST: lambda x: x.amax(1),
+    totals.LENGTH: lambda x: x.norm(dim=1)}
+
+
+def check_totals(row: str, shape: tuple[int, int], kind: int, gap: int = 0) -> None:
+    rows, columns = shape
+    x = draw(rows, columns) - 3  # so that a zero would be the largest
+    words = totals.sizes(rows, columns, columns + gap, 7.0)
+    kernel = launcher(totals.make, ANY, Schedule(), ISA[row], kind, sizes=words)
+    for y in both(kernel, {"x": apart(x, columns + gap)}, {"y": rows}):
+        expected = REFERENCES[kind](x.double())
+        near(y / expected, expected / expected, 1e-6, f"total {kind} of {shape} on {row}")
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_totals(row: str, kind: int) -> None:
+    for shape in ((1, 1), (5, 2), (9, 16), (37, 96), (6, 33), (3, 515), (2, 4096 + 70), (300, 31)):
+        check_totals(row, shape, kind)
+        check_totals(row, shape, kind, gap=2)
+
+
 # channel shuffle
 
 
@@ -218,6 +244,12 @@ def look_at_softmax() -> None:
     check_softmax(ROWS[0], (6, 33))
 
 
+def look_at_totals() -> None:
+    check_totals(ROWS[0], (6, 33), totals.LARGEST)
+    check_totals(ROWS[0], (300, 31), totals.LENGTH)
+    check_totals(ROWS[0], (300, 31), totals.SUM)
+
+
 def look_at_shuffles() -> None:
     check_shuffle(ROWS[0], 9, 3, 24)
 
@@ -264,6 +296,12 @@ MUTATIONS = {
         faults.replaced(groups, "_add_parts", lambda *_: None), look_at_groups),
     "the smallest is taken away": Mutation(
         faults.replaced(softmax, "largest", lambda a, b: a.minimum(b)), look_at_softmax),
+    "a total begins with the smallest": Mutation(
+        faults.replaced(totals, "largest", lambda a, b: a.minimum(b)), look_at_totals),
+    "totals lose a task": Mutation(
+        faults.replaced(totals, "ceil_div", lambda a, b: a // b or 1), look_at_totals),
+    "a length is not the root": Mutation(
+        faults.replaced(totals, "_finished", lambda f, kind, value: value), look_at_totals),
     "not interleaved": Mutation(
         faults.replaced(shuffle, "interleave", lambda vectors: vectors), look_at_shuffles),
 }

@@ -155,7 +155,8 @@ MUTATIONS = {
     "sums are not divided": Mutation(faults.replaced(
         pools, "_divided", lambda sums, window: sums), "average"),
     "neighbours are added once": Mutation(faults.replaced(
-        pools, "_adding", lambda pixels, add=pools._adding: add(pixels[:1])), "global"),
+        pools, "_adding", lambda pixels, squared, add=pools._adding: add(pixels[:1], squared)),
+        "global"),
     "the second of two steps is a column late": Mutation(faults.changed(
         tensors, "each", lambda lines: [*lines[1:], lines[0]]), "steps"),
     "a stretch is a row short": Mutation(faults.changed(

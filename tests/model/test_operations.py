@@ -83,7 +83,48 @@ def layer_function(x, weight, bias):
     return F.layer_norm(x.permute(0, 2, 3, 1), (24,), weight, bias, 1e-6).permute(0, 3, 1, 2)
 
 
+def responses(x, weight, bias):
+    """Global response norm, as ConvNeXtV2 has it."""
+    length = x.norm(p=2, dim=(2, 3), keepdim=True)
+    share = length / (length.mean(dim=1, keepdim=True) + 1e-6)
+    return x + torch.addcmul(bias.view(1, -1, 1, 1), weight.view(1, -1, 1, 1), x * share)
+
+
+def responses_last(x, weight, bias):
+    """The same of images that are channels-last in their sizes."""
+    x = x.permute(0, 2, 3, 1)
+    length = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+    share = length / (length.mean(dim=-1, keepdim=True) + 1e-6)
+    return (x + torch.addcmul(bias, weight, x * share)).permute(0, 3, 1, 2)
+
+
+def split_attention(x, weight, bias):
+    """The sum of two halves by their shares, as ResNeSt has it."""
+    n, c, h, w = x.shape
+    halves = x.reshape(n, 2, c // 2, h, w)
+    share = halves.sum(dim=1).mean((2, 3), keepdim=True).sigmoid()
+    both = torch.cat([share, 1 - share], 1).reshape(n, 2, c // 2, 1, 1)
+    return (halves * both).sum(dim=1).contiguous().repeat(1, 2, 1, 1)
+
+
+def added_to_a_slice(x, weight, bias):
+    """In place, to a view of what nobody else reads, as GhostNet has it."""
+    y = torch.cat([x, x * 2], 1)[:, :24]
+    y += x
+    return y
+
+
 CASES = {
+    "mean of channels": (lambda: Call(lambda x, w, b: x - x.mean(1, keepdim=True)), "mean"),
+    "largest of channels": (lambda: Call(lambda x, w, b: x - x.amax(1, keepdim=True)), "amax"),
+    "largest of pixels": (lambda: Call(lambda x, w, b: x - torch.amax(x, (2, 3), True)), "amax"),
+    "sum of pixels": (lambda: Call(lambda x, w, b: x - torch.sum(x, [2, 3], keepdim=True)), "sum"),
+    "length": (lambda: Call(lambda x, w, b: x / torch.norm(x, dim=1, keepdim=True)), "norm"),
+    "response norm": (lambda: Call(responses), "mul fma add"),
+    "response norm, channels last": (lambda: Call(responses_last), "mul fma add"),
+    "added to a slice": (lambda: Call(added_to_a_slice), "add"),
+    "dropout that drops nothing": (
+        lambda: Call(lambda x, w, b: F.dropout(x, 0.2, training=False).mean(1, True) + x), "add"),
     "layer norm": (lambda: Permuted(affine(nn.LayerNorm(24))), "layer norm"),
     "layer norm, plain": (lambda: Permuted(nn.LayerNorm(24, elementwise_affine=False)),
                           "layer norm"),
@@ -115,6 +156,14 @@ def test_kernels_run_it(name):
     torch.manual_seed(0)
     make, called = CASES[name]
     assert called in names_of(check(Between(make()), torch.randn(2, 3, 13, 12)))
+
+
+def test_split_attention():
+    torch.manual_seed(0)
+    model = check(Between(Call(split_attention)), torch.randn(2, 3, 13, 12), by_kernels=False)
+    assert {"sum", "mul", "mean"} <= set(names_of(model))
+    (bound,) = [bound for capture in captures_of(model) for bound in capture.programs.bound]
+    assert bound.program.steps_of_torch == 1  # that which repeats it
 
 
 def test_softmax_of_the_last_axis():

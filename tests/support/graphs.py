@@ -158,6 +158,22 @@ def centred(rng, place, shape, shapes):
     return Op([place], lambda self, x: x - x.mean((2, 3), keepdim=True))
 
 
+def totals(rng, place, shape, shapes):
+    run = rng.choice([lambda self, x: x * x.mean(1, keepdim=True),
+                      lambda self, x: x / (x.norm(p=2, dim=(2, 3), keepdim=True) + 1),
+                      lambda self, x: x - x.amax(1, keepdim=True).contiguous(),
+                      lambda self, x: x + x.sum((2, 3), keepdim=True) / x[0, 0].numel(),
+                      lambda self, x: torch.addcmul(x, x.mean(1, keepdim=True), x)])
+    return Op([place], run)
+
+
+def halves(rng, place, shape, shapes):
+    n, c, h, w = shape
+    if c % 2:
+        return totals(rng, place, shape, shapes)
+    return Op([place], lambda self, x: x.reshape(n, 2, c // 2, h, w).sum(dim=1))
+
+
 def by_torch(rng, place, shape, shapes):
     return Op([place], rng.choice([lambda self, x: torch.sin(x), lambda self, x: x.roll(1, 3),
                                    lambda self, x: x.flip(2),
@@ -166,7 +182,9 @@ def by_torch(rng, place, shape, shapes):
 
 def in_place(rng, place, shape, shapes):
     run = rng.choice([lambda self, x: (x * 2).relu_(), lambda self, x: (x + 1).mul_(0.5),
-                      lambda self, x: x.clone().clamp_(-1, 1)])
+                      lambda self, x: x.clone().clamp_(-1, 1),
+                      lambda self, x: torch.cat([x, x * 2], 1)[:, :shape[1]].add_(x),
+                      lambda self, x: F.dropout(x, 0.5, training=False)])
     return Op([place], run)
 
 
@@ -176,4 +194,5 @@ def up(rng, place, shape, shapes):
 
 
 KINDS = [conv, conv, conv, conv, depthwise, norm, activation, arithmetic, arithmetic, scaled,
-         excited, cat, cat, sliced, sliced, pooled, resized, centred, by_torch, in_place, up]
+         excited, cat, cat, sliced, sliced, pooled, resized, centred, totals, totals,
+         halves, by_torch, in_place, up]

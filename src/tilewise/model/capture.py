@@ -27,6 +27,7 @@ from .patterns import (
     LinearChain,
     TransposedChain,
     arguments,
+    is_quiet,
 )
 from .programs import Programs
 from .tracer import Tracer, is_hooked
@@ -133,14 +134,14 @@ class Capture:
         return known_module(self.steps, node)
 
     def _leave_out(self) -> None:
-        """Modules that hand on what they are given."""
+        """What hands on what it is given."""
         for node in list(self.graph.nodes):
             module = self.module_of(node)
             if isinstance(module, nn.modules.dropout._DropoutNd) and not module.training:
                 self.guards.reads(module.__dict__, "training", False)
-            elif type(module) is not nn.Identity:
+            elif type(module) is not nn.Identity and not is_quiet(node):
                 continue
-            if len(node.args) == 1 and not node.kwargs:
+            if node.all_input_nodes == list(node.args[:1]):
                 node.replace_all_uses_with(node.args[0])
                 self.graph.erase_node(node)
 

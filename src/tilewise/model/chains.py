@@ -15,7 +15,7 @@ from ..kernels.cpu.between.pointwise import LARGEST, arguments_of
 from ..runtime.pointwise import Pointwise
 from ..runtime.weights import made
 from .activations import of_call, of_module
-from .effects import Effects, is_number
+from .effects import Effects, is_number, name_of
 from .patterns import F_BATCH_NORM, arguments
 
 # functions and methods of torch, by the name of their step in a kernel
@@ -28,7 +28,11 @@ ARITHMETIC: dict[Any, str] = {
     **dict.fromkeys((torch.sqrt, "sqrt", "sqrt_"), "sqrt"),
     **dict.fromkeys((torch.maximum, "maximum"), "maximum"),
     **dict.fromkeys((torch.minimum, "minimum"), "minimum")}
+ADDCMUL = (torch.addcmul, "addcmul")
 MOST = 4  # operands of one kernel
+# what makes small images of large ones: pools and reductions, which a chain of small ones begins
+POOLS = ("mean", "sum", "norm", "linalg_vector_norm", "amax", "adaptive_avg_pool2d",
+         "adaptive_max_pool2d")
 
 
 class Chain:
@@ -123,10 +127,23 @@ class Chains:
         self.effects = Effects(graph, module_of)
         self.found: dict[fx.Node, Chain] = {}
         self._numbers: set[fx.Node] = set()  # which are no tensors
+        self._small: set[fx.Node] = set()  # which have a value for an image's channel
         for node in graph.nodes:
             if is_number(node, self._numbers):
                 self._numbers.add(node)
+            if self._is_small(node):
+                self._small.add(node)
             self._look(node)
+
+    def _is_small(self, node: fx.Node) -> bool:
+        """By its name: whoever is mistaken for small is computed apart, and right."""
+        module = self._module_of(node)
+        if isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d):
+            return True
+        if isinstance(module, nn.Upsample) or name_of(node) == "interpolate":
+            return False
+        inputs = [source for source in node.all_input_nodes if source.op != "get_attr"]
+        return name_of(node) in POOLS or (bool(inputs) and self._small.issuperset(inputs))
 
     def _look(self, node: fx.Node) -> None:
         own = self._chain(node)
@@ -135,7 +152,9 @@ class Chains:
         whole = own
         for source in own.operands:
             before = self.found.get(source)
-            if before is not None and len(source.users) == 1 and self._stays(before, node):
+            if before is None or (source in self._small and node not in self._small):
+                continue  # a small chain in a large one would be computed for every pixel
+            if len(source.users) == 1 and self._stays(before, node):
                 joined = self._joined(before, whole)
                 whole = joined if joined.fits else whole
         for node_ in whole.nodes[:-1]:
@@ -151,6 +170,8 @@ class Chains:
             return self._norm(node, module, image)
         if node.op in ("call_function", "call_method") and node.target in ARITHMETIC:
             return None if self._numbers.issuperset(node.all_input_nodes) else _arithmetic(node)
+        if node.op in ("call_function", "call_method") and node.target in ADDCMUL:
+            return _product_added(node)
         if not isinstance(image, fx.Node) or node.op not in ("call_module", "call_function",
                                                              "call_method"):
             return None
@@ -180,9 +201,15 @@ class Chains:
         written = self.effects.written(node)
         if not written:
             return True
-        return all(len(value.users) == 1 and value.op not in ("placeholder", "get_attr")
-                   and (value in self.found or not self.effects.shares(value))
-                   for value in written)
+        return all(map(self._is_alone, written))
+
+    def _is_alone(self, value: fx.Node) -> bool:
+        """Whether one node alone reads a value, and all that it is a view of."""
+        if len(value.users) != 1 or value.op in ("placeholder", "get_attr"):
+            return False
+        return value in self.found or all(
+            isinstance(source, fx.Node) and self._is_alone(source)
+            for source in self.effects.shares(value))
 
     def _joined(self, before: Chain, after: Chain) -> Chain:
         operands = [*before.operands, *(x for x in after.operands
@@ -195,6 +222,14 @@ class Chains:
         """Whether what a chain reads is still the same where a later node stands."""
         return not self.effects.is_written_between(
             before.last, node, list(before.operands), set(before.nodes))
+
+
+def _product_added(node: fx.Node) -> Chain | None:
+    """A value, and the product of two others."""
+    if node.kwargs or len(node.args) != 3 or not all(isinstance(a, fx.Node) for a in node.args):
+        return None
+    value, a, b = node.args
+    return Chain([node], list(dict.fromkeys(node.args)), [], [(node, "fma", a, b, value)])
 
 
 def _arithmetic(node: fx.Node) -> Chain | None:

@@ -61,6 +61,13 @@ def _laid_out(x: Tensor, layout: torch.memory_format = torch.contiguous_format) 
     return laid_out(x, layout, pooled=layout is not torch.contiguous_format)
 
 
+def settled(x: Any) -> Any:
+    """What contiguous() gives inside, where no one can tell how images lie."""
+    if isinstance(x, Tensor) and x.dim() in LAST and x.is_contiguous(memory_format=LAST[x.dim()]):
+        return x
+    return x.contiguous()
+
+
 class Drawn:
     """Random numbers in the order in which planes lie, whatever the layout of the image."""
 
@@ -146,6 +153,8 @@ class Inside:
                 known.add(node)
             elif name_of(node) == "view":
                 self._reshape(node)
+            elif node.op == "call_method" and name_of(node) == "contiguous":
+                self._settle(node)
             elif self._is_unknown(node):
                 self._leave_before(node)
             elif is_random(node, self.module_of(node)):
@@ -179,6 +188,11 @@ class Inside:
         """A view across channels is one only in the caller's layout."""
         if node.op == "call_method":
             node.target = "reshape"
+
+    def _settle(self, node: fx.Node) -> None:
+        """The layout that it asks for is the caller's, if it is any."""
+        node.op, node.target = "call_function", settled
+        node.args, node.kwargs = node.args[:1], {}
 
     def _leave_before(self, node: fx.Node) -> None:
         """Modules of which nothing is known get images as they would without us."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.nn import functional as F
 
-from ..runtime import norms, pools, resampling, softmax
+from ..runtime import norms, pools, resampling, softmax, totals
 from ..runtime.concatenation import concatenated
 from ..runtime.shuffling import channel_shuffle
 from .native import Value, filled
@@ -74,9 +75,15 @@ def _row_at(place: int) -> Row:
     return ROWS[place]
 
 
-def _mean(x: Tensor, dim: Any, keepdim: bool) -> Tensor | None:
-    axes = {axis % 4 for axis in dim} if isinstance(dim, tuple | list) else set()
-    return pools.global_average(x, keepdim) if axes == {2, 3} and x.dim() == 4 else None
+def _over(kind: str, x: Tensor, dim: Any, keepdim: Any, p: Any = 2) -> Tensor | None:
+    """Over axes that are numbers; a length is that of torch's default, the Euclidean one."""
+    axes = dim if isinstance(dim, tuple | list) else (dim,)
+    plain = axes and all(type(axis) is int for axis in axes) and isinstance(keepdim, bool)
+    return totals.total(kind, x, axes, keepdim) if plain and p in (2, "fro") else None
+
+
+def _vector_norm(x: Tensor, dim: Any, keepdim: Any, **order: Any) -> Tensor | None:
+    return _over("norm", x, dim, keepdim, order["ord"])
 
 
 def _upsample(x: Tensor, size: Any, scale_factor: Any, mode: str,
@@ -105,7 +112,18 @@ ROWS = (
         (F.adaptive_avg_pool2d,), {"output_size": REQUIRED}),
     Row("max pool", pools.adaptive_max_pool2d, (nn.AdaptiveMaxPool2d,), (F.adaptive_max_pool2d,),
         {"output_size": REQUIRED, "return_indices": False}, {"return_indices": False}),
-    Row("mean", _mean, (), (torch.mean, "mean"), {"dim": REQUIRED, "keepdim": False}),
+    Row("mean", partial(_over, "mean"), (), (torch.mean, "mean"),
+        {"dim": REQUIRED, "keepdim": False, "dtype": None}, {"dtype": None}),
+    Row("sum", partial(_over, "sum"), (), (torch.sum, "sum"),
+        {"dim": REQUIRED, "keepdim": False, "dtype": None}, {"dtype": None},
+        turns=lambda given: True),
+    Row("amax", partial(_over, "amax"), (), (torch.amax, "amax"),
+        {"dim": REQUIRED, "keepdim": False}),
+    Row("norm", partial(_over, "norm"), (), (torch.norm, "norm"),
+        {"p": "fro", "dim": REQUIRED, "keepdim": False, "out": None, "dtype": None},
+        {"out": None, "dtype": None}),
+    Row("norm", _vector_norm, (), (torch.linalg.vector_norm,),
+        {"ord": 2, "dim": REQUIRED, "keepdim": False, "dtype": None}, {"dtype": None}),
     Row("upsample", _upsample, (nn.Upsample,), (F.interpolate,),
         {"size": None, "scale_factor": None, "mode": "nearest", "align_corners": None,
          "recompute_scale_factor": None, "antialias": False},

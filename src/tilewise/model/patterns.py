@@ -21,6 +21,8 @@ NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 PADS = {F.pad, torch._C._nn.pad}  # Dynamo sees through the first
 POOLS = {F.max_pool2d, torch.max_pool2d}
+DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout,
+            F.feature_alpha_dropout}
 TWO_BY_TWO = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False,
               "return_indices": False}
 
@@ -147,6 +149,7 @@ CONVOLUTION = {"input": None, "weight": None, "bias": None, "stride": 1, "paddin
                "dilation": 1, "groups": 1}
 
 
+F_DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
 F_PAD = {"input": None, "pad": None, "mode": "constant", "value": None}
 
 
@@ -164,6 +167,12 @@ def padded_by(options: dict[str, Any], axes: int) -> tuple[fx.Node, list[int]] |
     if _one(options["padding"]) != 0:
         return None
     return found["input"], [side for i in reversed(range(axes)) for side in sides[2 * i:2 * i + 2]]
+
+
+def is_quiet(node: fx.Node) -> bool:
+    """Whether a call is a dropout that drops nothing."""
+    dropout = node.op == "call_function" and node.target in DROPOUTS
+    return dropout and arguments(node, F_DROPOUT)["training"] is False
 
 
 def arguments(node: fx.Node, defaults: dict[str, Any]) -> dict[str, Any]:

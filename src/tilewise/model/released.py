@@ -14,7 +14,7 @@ from ..core.errors import TilewiseError
 from .capture import Capture, known_module
 from .captured import Learned, form_of, is_traced
 from .guards import Guards
-from .layout import enter, image_of, leave
+from .layout import enter, image_of, leave, settled
 from .programs import Programs
 from .values import asserted, exactly
 
@@ -61,7 +61,7 @@ class Retracer(fx.Tracer):
     """A graph that is loaded is traced anew, but not through functions of ours."""
 
     def __init__(self) -> None:
-        super().__init__(autowrap_functions=(enter, leave, image_of, exactly, asserted))
+        super().__init__(autowrap_functions=(enter, leave, image_of, settled, exactly, asserted))
 
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         graph = super().trace(*args, **kwargs)

@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 
 from ..runtime.shuffling import channel_shuffle
 from .effects import Effects
+from .layout import settled
 from .native import Value, filled
 
 SHAPES = ("view", "reshape", torch.reshape)
@@ -87,8 +88,7 @@ def _nodes(first: fx.Node) -> list[fx.Node] | None:
     if swap is None or not _calls(swap, tuple(SWAPPED)) or not _swaps(swap):
         return None
     nodes, last = [first, swap], _next(swap)
-    if last is not None and last.op == "call_method" and last.target == "contiguous" and (
-            len(last.args) == 1 and not last.kwargs):
+    if last is not None and _calls(last, ("contiguous", settled)) and len(last.args) == 1:
         nodes, last = [*nodes, last], _next(last)
     if last is None or not (_calls(last, SHAPES) or (
             _calls(last, FLATTENED) and last.args[1:] == (1, 2))):

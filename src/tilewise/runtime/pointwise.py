@@ -101,7 +101,8 @@ def _run_of(steps: tuple[Step, ...], kinds: Sequence[str | None] | None, layouts
     given = [_four(*layout, kind) for layout, kind in zip(
         tensors[:count], kinds or (None,) * count)]
     to = tensors[count] if len(tensors) > count else None
-    return _flat(steps, given, to) or _in_rows(steps, given, to)
+    return (_flat(steps, given, to) or _in_rows(steps, given, to)
+            or (None if to else _moved(steps, given)))
 
 
 _known = Remembered(lambda text, steps, kinds: Pointwise(steps, kinds))
@@ -182,8 +183,7 @@ def _is_dense(seen: tuple[tuple[int, int], ...]) -> bool:
 def _in_rows(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Run | None:
     if max(len(shape) for shape, _ in given) != 4:
         return None
-    given = [((1,) * (4 - len(shape)) + shape, (0,) * (4 - len(shape)) + strides)
-             for shape, strides in given]
+    given = [_padded(layout, 4) for layout in given]
     shape = tuple(max(sizes) for sizes in zip(*(shape for shape, _ in given)))
     found = [_operand(layout, shape) for layout in given]
     made = channels_last(shape)
@@ -193,6 +193,45 @@ def _in_rows(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) ->
     kinds, pitches = zip(*(one for one in found if one))
     n, c, h, w = shape
     return _made(Chain(kinds, steps), (n, h * w, c), pitches, pitch, made)
+
+
+def _moved(steps: tuple[Step, ...], given: list[Layout]) -> Run | None:
+    """Images that have other axes: channels are the last, or two axes of five side by side."""
+    rank = max(len(shape) for shape, _ in given)
+    if rank <= 4:
+        run = _in_rows(steps, [_axes(_padded(layout, 4), (0, 3, 1, 2)) for layout in given], None)
+        if run is None:
+            return None
+        shape, strides = _axes(run.made, (0, 2, 3, 1))
+        return run._replace(made=(shape[4 - rank:], strides[4 - rank:]))
+    if rank != 5:
+        return None
+    padded = [_padded(layout, 5) for layout in given]
+    merged = [_merged(layout) for layout in padded]
+    run = None if None in merged else _in_rows(steps, [one for one in merged if one], None)
+    if run is None:
+        return None
+    whole = tuple(max(sizes) for sizes in zip(*(shape for shape, _ in padded)))
+    image, *rest = run.made[1]
+    return run._replace(made=(whole, (image, whole[2], *rest)))
+
+
+def _padded(layout: Layout, rank: int) -> Layout:
+    """With axes of one before the others, as torch's broadcasting sees it."""
+    shape, strides = layout
+    return (1,) * (rank - len(shape)) + shape, (0,) * (rank - len(shape)) + strides
+
+
+def _axes(layout: Layout, order: Sizes) -> Layout:
+    return tuple(layout[0][i] for i in order), tuple(layout[1][i] for i in order)
+
+
+def _merged(layout: Layout) -> Layout | None:
+    """The second and the third of five axes as one."""
+    (n, a, b, h, w), (image, outer, inner, row, column) = layout
+    if a > 1 and (b == 1 or outer != b * inner):
+        return None
+    return (n, a * b, h, w), (image, inner, row, column)
 
 
 def _operand(layout: Layout, whole: Sizes) -> tuple[str, int] | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.schedule import Schedule
 from ..core.target import Target
 from ..kernels.cpu.between import pools
-from ..kernels.cpu.between.pools import AVERAGE, MAX, MEAN, Line
+from ..kernels.cpu.between.pools import AVERAGE, LENGTH, MAX, MEAN, Line
 from ..kernels.cpu.emit.launch import launcher
 from ..kernels.cpu.emit.tiling import ceil_div
 from .sweeps import ALONE, ANY, Images, Sweep, after, as_tuple, run, sweep
@@ -61,6 +61,22 @@ def global_average(x: Tensor, keepdim: bool = True, *, out: Tensor | None = None
     return y if keepdim or y is None or out is None else y[:, :, 0, 0]
 
 
+def global_sum(x: Tensor, keepdim: bool = True) -> Tensor | None:
+    """x.sum((2, 3), keepdim)."""
+    return run(_global, x, None, not keepdim, 1)
+
+
+def global_length(x: Tensor, keepdim: bool = True) -> Tensor | None:
+    """x.norm(2, (2, 3), keepdim)."""
+    return run(_length, x, None, not keepdim)
+
+
+def global_largest(x: Tensor, keepdim: bool = True) -> Tensor | None:
+    """x.amax((2, 3), keepdim)."""
+    y = run(_adaptive, x, None, MAX, (1, 1))
+    return y if keepdim or y is None else y[:, :, 0, 0]
+
+
 def _max(x: Images, kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair,
          ceil_mode: bool) -> Sweep | None:
     taps, before, holes = map(_two, (kernel_size, padding, dilation))
@@ -105,17 +121,23 @@ def _adaptive(x: Images, kind: int, output_size: Size) -> Sweep | None:
     return _pool(x, kind, adaptive(x.h, h), adaptive(x.w, w)) if min(h, w) > 0 else None
 
 
-def _global(x: Images, flat: bool) -> Sweep | None:
+def _global(x: Images, flat: bool, divisor: int = 0) -> Sweep | None:
     """The mean of all pixels; where channels are few, rows are shared out and added up first."""
-    row = x._replace(h=1, w=x.h * x.w)
-    mean = _pool(row, MEAN, whole(1, 1), whole(row.w, row.w), flat=flat)
+    row, divisor = x._replace(h=1, w=x.h * x.w), divisor or x.h * x.w
+    mean = _pool(row, MEAN, whole(1, 1), whole(row.w, divisor), flat=flat)
     vectors, parts = x.n * ceil_div(x.c, Target.host().lanes), min(x.h, TASKS * x.threads)
     if mean is None or mean.threads == 1 or vectors >= x.threads or parts == 1:
         return mean
     sums = _pool(x._replace(to=x.c), MEAN, stretches(x.h, parts), whole(x.w, 1))
-    mean = _pool(x._replace(h=1, w=parts, pitch=x.c), MEAN, whole(1, x.h), whole(parts, x.w),
+    mean = _pool(x._replace(h=1, w=parts, pitch=x.c), MEAN, whole(1, 1), whole(parts, divisor),
                  flat=flat)
     return mean and sums and after(sums, mean)
+
+
+def _length(x: Images, flat: bool) -> Sweep | None:
+    """The root of the sum of all squares."""
+    row = x._replace(h=1, w=x.h * x.w)
+    return _pool(row, LENGTH, whole(1, 1), whole(row.w, 1), flat=flat)
 
 
 def _two(value: Pair | None) -> tuple[int, int]:
@@ -132,7 +154,7 @@ def _pool(x: Images, kind: int, rows: list[Line], columns: list[Line],
     taps = max(line.taps for line in rows), max(line.taps for line in columns)
     if kind == AVERAGE and taps[0] * taps[1] >= LARGE:
         kind = MEAN
-    if kind == MEAN or taps[0] * taps[1] > UNROLLED:
+    if kind in (MEAN, LENGTH) or taps[0] * taps[1] > UNROLLED:
         taps = 0, 0
     work = x.n * x.c * sum(line.taps for line in rows) * sum(line.taps for line in columns)
     launch = launcher(pools.make, ANY, Schedule(), Target.host().row, kind, *taps,

@@ -21,7 +21,9 @@ from ..emit.threads import BATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .channels import Block, each_block
 
 KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
-MAX, AVERAGE, MEAN = range(3)  # MEAN: an average of windows so large that sums round too often
+# MEAN: an average of windows so large that sums round too often; LENGTH: the root of the sum of
+# the squares in such
+MAX, AVERAGE, MEAN, LENGTH = range(4)
 TABLE = WEIGHT  # there is no weight
 ENTRY = struct.Struct("=qqf4x")
 SIDES = 16  # neighbours that MEAN adds up in float32
@@ -107,8 +109,8 @@ def _pixel(f: Function, kind: int, taps: tuple[int, int], window: _Window, y: Po
         each_block(f, *channels, (f.isa.registers // 8, 1),
                    lambda block: block.store(y, pooled(f, window, block)))
 
-    if kind == MEAN:
-        _mean(f, window, y, channels)
+    if kind in (MEAN, LENGTH):
+        _mean(f, window, y, channels, kind == LENGTH)
         return
     if taps == (0, 0):
         emit(POOLED[kind])
@@ -162,7 +164,8 @@ def _average(f: Function, window: _Window, block: Block) -> list[Vector]:
     return _divided(row.values, window)
 
 
-def _mean(f: Function, window: _Window, y: Pointer, channels: tuple[Index, Index]) -> None:
+def _mean(f: Function, window: _Window, y: Pointer, channels: tuple[Index, Index],
+          squared: bool) -> None:
     """Sums of some neighbours in float32, and of those in float64, which lie on the stack."""
     lanes = f.isa.lanes
     size = (window.down.size * window.across.size).to(F64)
@@ -178,16 +181,22 @@ def _mean(f: Function, window: _Window, y: Pointer, channels: tuple[Index, Index
             line, count = window.x + row.i * window.tap_row, window.across.taps
             whole = count // SIDES * SIDES
             with f.loop(whole, step=SIDES) as col:
-                each(_adding([line + (col.i + i) * window.tap_col for i in range(SIDES)]))
+                each(_adding([line + (col.i + i) * window.tap_col for i in range(SIDES)], squared))
             with f.loop(count, start=whole) as col:
-                each(_adding([line + col.i * window.tap_col]))
-        each(lambda block, at: block.store(y, [(at.load(work=F64) / size).to(F32)]))
+                each(_adding([line + col.i * window.tap_col], squared))
+
+        def finish(block: Block, at: Pointer) -> None:
+            value = at.load(work=F64) / size
+            block.store(y, [(value.root() if squared else value).to(F32)])
+
+        each(finish)
 
 
-def _adding(pixels: list[Pointer]) -> Callable[[Block, Pointer], None]:
-    """Adds a vector of these pixels to its sum."""
+def _adding(pixels: list[Pointer], squared: bool) -> Callable[[Block, Pointer], None]:
+    """Adds a vector of these pixels, or of their squares, to its sum."""
     def add(block: Block, sums: Pointer) -> None:
         values = [block.load(pixel)[0] for pixel in pixels]
+        values = [value * value for value in values] if squared else values
         while len(values) > 1:
             values = [a + b for a, b in zip(values[::2], values[1::2])]
         sums.store(sums.load(work=F64) + values[0].to(F64))
