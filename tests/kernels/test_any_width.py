@@ -21,6 +21,7 @@ SIZES = {  # of images, by algorithm and the rest of the problem
     ("cpu_depthwise", "n1c21h{h}w{w}k21r5s5u2p2g21_f32_forward"): range(1, 32, 5),
     ("cpu_depthwise", "n1c21h{h}w{w}k21r3s3p0x5g21_f32_forward"): (4, 9, 20),
     ("cpu_depthwise", "n1c5h{h}w{w}k5r1s1p2g5_f32_forward"): (1, 9),
+    ("cpu_depthwise", "n1c21h{h}w{w}k42r7s7u2p3g21_f32_forward+bias"): range(1, 32, 5),
     ("cpu_pixels", "n1c3h{h}w{w}k7r3s3p1_f32_forward+bias+residual"): range(1, 72, 7),
     ("cpu_pixels", "n1c5h{h}w{w}k7r3s3p0x20-18_f32_forward"): (3, 20),
     ("cpu_pixels", "n1c3h{h}w{w}k8r3s3p1_f32_forward"): (1, 15, 16, 17),

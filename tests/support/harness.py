@@ -313,7 +313,8 @@ def _two(rng: random.Random, choices: Sequence[int]) -> tuple[int, int]:
 def _channels(rng: random.Random, kind: str) -> tuple[int, int, int]:
     """Input channels, output channels, groups."""
     if kind == "depthwise":
-        return (_width(rng, 70),) * 3
+        c = _width(rng, 70)
+        return c, c * rng.choice((1, 1, 1, 1, 2, 3, 4)), c
     if kind == "grouped":
         groups = rng.randint(2, 6)
         return groups * _width(rng, 18), groups * _width(rng, 18), groups

@@ -1,4 +1,4 @@
-"""Depthwise convolutions: one filter a channel."""
+"""Depthwise convolutions: one filter a channel, or a few."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CpuDepthwise(CpuAlgorithm):
     """Channels in the lanes; every loaded column meets all taps that cover it."""
 
     name = "cpu_depthwise"
-    version = 2
+    version = 3
 
     def kernel(self) -> Any:
         from ..kernels.cpu.conv import depthwise
@@ -30,7 +30,8 @@ class CpuDepthwise(CpuAlgorithm):
         return depthwise
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t) + is_depthwise(p)
+        most = t.lanes if t.device == "cpu" else 1
+        return cpu_f32_forward(p, t) + is_depthwise(p, most)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(p.r * p.s)
@@ -55,7 +56,7 @@ class CpuDepthwise(CpuAlgorithm):
                    key=lambda s: self.cost(p, wide, s))
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
-        rows = p.n * p.conv_h * math.ceil(p.c / t.lanes)
+        rows = p.n * p.conv_h * math.ceil(p.k / t.lanes)
         return seconds(t, _row_cycles(p, t, s.tile_w) * rows, p.bytes,
                        p.n * math.ceil(p.conv_h / s.block_rows))
 
@@ -72,12 +73,15 @@ def _tile_cycles(p: Problem, t: Target, width: int) -> float:
     return SLOWER * (p.r * row + 3 * width + 12)
 
 
-def is_depthwise(p: Problem) -> list[str]:
-    """What lanes full of channels ask for."""
+def is_depthwise(p: Problem, most: int = 1) -> list[str]:
+    """What lanes full of channels ask for; up to so many filters a channel, by which lanes are
+    evenly shared."""
     reasons = []
-    if p.groups != p.c or p.k != p.c:
+    times, rest = divmod(p.k, p.c)
+    if p.groups != p.c or rest or times > most or (most > 1 and most % times):
+        more = f", or 2, 4 ... up to {most} times as many" if most > 1 else ""
         reasons.append(f"groups is {p.groups} for {p.c} input and {p.k} output channels, "
-                       "needs as many groups as both")
+                       f"needs a group a channel, and as many outputs{more}")
     if p.r * p.s > 121:
         reasons.append(f"filter is {p.r}x{p.s}, needs at most 121 taps")
     return reasons

@@ -225,6 +225,8 @@ def _efficiency(p: Problem, t: Target) -> float:
     """Share of the multiply-add limit that torch was seen to reach (benchmarks/planner.py)."""
     if p.dtype != "f32" or t.device == "cuda":
         return 0.1
+    if p.group_c == 1 and p.groups > 1 and p.group_k > 1:
+        return 0.012  # it has no kernel for several filters a channel
     if p.group_c == 1 and p.groups > 1:
         return min(0.35, 0.013 * p.r * p.s)
     full = p.group_k / t.lanes / math.ceil(p.group_k / t.lanes)  # lanes that have an output

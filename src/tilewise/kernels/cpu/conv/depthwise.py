@@ -1,5 +1,7 @@
 """Depthwise convolution: channels in the lanes, every loaded column used by all taps it meets.
 
+Where an input channel has several filters, the lanes of all its outputs hold it.
+
 Nothing is packed: rows outside the image are left out of the loop over filter rows, and columns
 that may lie outside are skipped by branches, which cost nothing inside the image.
 """
@@ -54,8 +56,13 @@ class Geometry(Sizes):
         return piece_sizes(self.s.tile_w)
 
     @cached
-    def c_vectors(self) -> int:
-        return ceil_div(self.p.c, self.lanes)
+    def k_vectors(self) -> int:
+        return ceil_div(self.p.k, self.lanes)
+
+    @cached
+    def times(self) -> int:
+        """Filters of an input channel."""
+        return self.p.k // self.p.c
 
     def meetings(self, width: int) -> list[tuple[int, list[tuple[int, int]]]]:
         """The columns that a tile reads, each with the (pixel, tap) that it meets."""
@@ -75,11 +82,11 @@ class Geometry(Sizes):
         return 0
 
     def pack_weight(self, weight: Any) -> Any:
-        """(C, 1, R, S) to [vector of C][r][s][lane]."""
+        """(K, 1, R, S) to [vector of K][r][s][lane]."""
         import torch
 
-        p, width = self.p, self.c_vectors * self.lanes
-        w = torch.nn.functional.pad(weight.reshape(p.c, p.r * p.s), (0, 0, 0, width - p.c))
+        p, width = self.p, self.k_vectors * self.lanes
+        w = torch.nn.functional.pad(weight.reshape(p.k, p.r * p.s), (0, 0, 0, width - p.k))
         return w.unflatten(0, (-1, self.lanes)).transpose(1, 2).contiguous()
 
 
@@ -108,21 +115,22 @@ class _Depthwise:
 
     def _tile(self, width: int) -> Function:
         """A tile over all channels; its taps begin `left` columns into the image, or before."""
-        lanes, c = self.g.lanes, self.p.c
+        lanes, k = self.g.lanes, self.p.k
         with self.m.function(f"tile_{width}", frame="pointer", x="pointer", weight="pointer",
                              bias="pointer", residual="pointer", y="pointer", low="index",
                              high="index", left="index") as f:
-            w, whole = self._sizes(f).w, c // lanes * lanes
+            w, whole = self._sizes(f).w, k // lanes * lanes
             with f.loop(whole, step=lanes) as channel:
                 self._channels(f, width, w, channel.i, lanes)
-            if c > whole:
-                self._channels(f, width, w, f.index(whole), c - whole)
+            if k > whole:
+                self._channels(f, width, w, f.index(whole), k - whole)
         return f
 
     def _channels(self, f: Function, width: int, w: Index, channel: Index, count: int) -> None:
-        """One vector of channels of a tile."""
+        """One vector of output channels of a tile."""
         p = self.p
-        x, taps = f.x + channel, f.weight + channel * (p.r * p.s)
+        x = f.x + (channel // self.g.times if self.g.times > 1 else channel)
+        taps = f.weight + channel * (p.r * p.s)
         zeros = [f.vector(0.0)] * width
         with f.loop(f.high, start=f.low, carry=zeros) as r:
             row = x + r.i * w * (p.dilation[0] * p.c)
@@ -143,7 +151,7 @@ class _Depthwise:
         weights = [taps.load(s * self.g.lanes) for s in range(self.p.s)]
 
         def met(column: int, pairs: list[tuple[int, int]]) -> list[Vector]:
-            value = x.load(column * self.p.c, count=count)
+            value = self._channels_of(x + column * self.p.c, count)
             return [f.fma(value, weights[s], acc[i]) for i, s in pairs]
 
         for column, pairs in self.g.meetings(width):
@@ -156,6 +164,12 @@ class _Depthwise:
             for (i, _), value in zip(pairs, sums, strict=True):
                 acc[i] = value
         return acc
+
+    def _channels_of(self, x: Pointer, count: int) -> Vector:
+        """The inputs of so many outputs."""
+        times, lanes = self.g.times, self.g.lanes
+        value = x.load(lanes=max(1, lanes // times), count=ceil_div(count, times))
+        return value if times == 1 else value.shuffle(value, [i // times for i in range(lanes)])
 
     def _body(self) -> Function:
         p = self.p
