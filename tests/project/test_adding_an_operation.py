@@ -10,7 +10,7 @@ from support.copied import Copy, block, page
 
 PAGE = page("adding-an-operation.md")
 FILES = ("src/tilewise/kernels/cpu/between/pointwise.py", "src/tilewise/model/chains.py",
-         "src/tilewise/runtime/pools.py", "src/tilewise/model/operations.py")
+         "src/tilewise/runtime/pointwise.py", "src/tilewise/model/operations.py")
 DIFFS = {name: block(PAGE, "diff", f"In `{name}`") for name in FILES}
 
 USE_IT = """
@@ -21,10 +21,10 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.a, self.b, self.gate = nn.Conv2d(3, 16, 3), nn.Conv2d(8, 8, 3), nn.GLU(1)
     def forward(self, x):
         x = (self.a(x).abs() + 1) * 2
-        return self.b(x - x.amax((2, 3), keepdim=True))
+        return self.b(self.gate(x))
 
 net, x = Net().eval(), torch.randn(2, 3, 20, 20)
 model = tilewise.optimize(net)
@@ -57,7 +57,7 @@ def test_they_are_then_steps_of_a_program(copy: Copy) -> None:
     seen = used(copy)
     assert Path(seen["file"]).is_relative_to(copy.path)
     assert "abs add mul" in seen["steps"]
-    assert "largest" in seen["steps"]
+    assert "gated linear unit" in seen["steps"]
     assert seen["torch"] == 0
     assert seen["difference"] < 1e-4
 

@@ -38,7 +38,8 @@ PLAIN = KEEPING - {"dropout"} | {
     "image_of", "adaptive_max_pool2d", "chunk", "contiguous", "dim", "enter", "exactly", "exp",
     "expand", "flatten", "floordiv", "getattr", "getitem", "layer_norm", "group_norm", "leave",
     "linear", "log_softmax", "matmul", "max", "mean", "mod", "ndim", "neg", "pad", "permute",
-    "pixel_shuffle", "pow", "reshape", "shape", "size", "softmax", "split", "sqrt", "squeeze",
+    "pixel_shuffle", "pow", "reshape", "settled", "shape", "size", "softmax", "split", "sqrt",
+    "squeeze",
     "stack", "sum", "transpose", "unbind", "unsqueeze", "view"}
 
 

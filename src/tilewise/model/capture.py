@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_unflatten
 from ..conv.linear import Linear, is_worth
 from . import operations
 from .activations import MODULES, attributes
+from .deciding import forms_of
 from .effects import Effects, keeps_rank, name_of, torch_module
-from .guards import Guards, Refused, snapshot
+from .guards import Guards, Passing, Refused, snapshot
 from .layout import Drawn, Inside
 from .lowering import lower
 from .native import Native
@@ -92,11 +93,17 @@ def known_module(steps: dict[str, Any], node: fx.Node) -> Any:
 
 
 class Capture:
-    """What a module does with arguments of one form: `run(tensors)`, as long as guards hold."""
+    """What a module does with arguments of one form: `run(tensors)`, as long as guards hold.
+
+    `sized` lets it be a graph for the sizes of these arguments alone; then they are its `forms`.
+    """
 
     def __init__(self, module: nn.Module, leaves: list[Any], spec: Any,
-                 max_error: float | None) -> None:
-        tracer, (self.graph, results, result_spec) = traced(module, leaves, spec)
+                 max_error: float | None, sized: bool = False) -> None:
+        tracer, (self.graph, results, result_spec) = traced(module, leaves, spec, sized)
+        self.forms = forms_of(tensors_of(leaves)) if tracer.deciding.has_decided else None
+        # whether a part was left out that a graph for one size may have
+        self.is_passing = any(isinstance(why, Passing) for why in tracer.opaque.values())
         self.guards: Guards = tracer.guards
         self.opaque = [part for part in tracer.called.values() if part in tracer.opaque]
         self.steps: dict[str, Any] = dict(tracer.called)
@@ -112,6 +119,9 @@ class Capture:
         self._function, self._names = self._compiled(), Names(self.steps, self.tensors)
         self.ended = Ended(results, result_spec)
         self.programs = Programs(self)
+
+    def suits(self, tensors: Sequence[Tensor]) -> bool:
+        return self.forms is None or self.forms == forms_of(tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         results = self.programs.run(tensors)
@@ -269,17 +279,25 @@ class _Inside(Inside):
         return self.graph.get_attr(WEIGHT)
 
 
-def traced(module: nn.Module, leaves: list[Any],
-           spec: Any) -> tuple[Tracer, tuple[fx.Graph, list[Any], Any]]:
+def traced(module: nn.Module, leaves: list[Any], spec: Any,
+           sized: bool = False) -> tuple[Tracer, tuple[fx.Graph, list[Any], Any]]:
     """The graph of a module; parts that cannot be traced are called as they are."""
-    opaque: dict[nn.Module, str] = {}
+    opaque: dict[nn.Module, Refused] = {}
+    inputs = tensors_of(leaves) if sized else None
     for _ in range(ATTEMPTS):
-        tracer = Tracer(module, opaque)
+        tracer = Tracer(module, opaque, inputs)
         try:
             return tracer, tracer.run(leaves, spec)
         except (Refused, Exception) as reason:  # whatever a model's Python does with a proxy
             part = tracer.stack[-1] if tracer.stack else module
+            passing = any(isinstance(why, Passing) for why in (reason, *opaque.values()))
             if part is module:
-                raise Refused(f"{type(module).__name__}: {reason}") from reason
-            opaque = {**opaque, part: str(reason)}
+                kind = Passing if passing else Refused
+                raise kind(f"{type(module).__name__}: {reason}") from reason
+            kind = Passing if isinstance(reason, Passing) else Refused
+            opaque = {**opaque, part: kind(str(reason))}  # without what it was raised in
     raise Refused(f"{type(module).__name__}: {ATTEMPTS} of its parts cannot be traced")
+
+
+def tensors_of(leaves: Iterable[Any]) -> list[Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -18,13 +18,17 @@ from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.target import Target
 from .ahead import look as look_ahead
-from .capture import Capture
-from .guards import FIXED, Refused
+from .capture import Capture, tensors_of
+from .deciding import forms_of
+from .guards import FIXED, Passing, Refused
 from .nn import Block
 from .patterns import CONVOLUTIONS
 from .values import Mismatch
 
 MOST = 8  # captures of one module: more of them mean that it changes with every call
+SIZED = 4  # of these, graphs for one size each
+TRIES = 16  # to make such graphs
+FRUITLESS = 6  # of these are lost by one that makes none
 
 
 class Learned:
@@ -60,6 +64,9 @@ class Captured:
     def _forget(self) -> None:
         self.captures: dict[Any, list[Capture]] = {}
         self.refusals: dict[Any, str] = {}
+        self._passing: set[Any] = set()  # which of them may pass
+        self._last: dict[Any, Any] = {}  # the forms of the last call that had no graph of its own
+        self._tries = TRIES
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,37 +109,77 @@ class Captured:
             key, tensors = form_of(leaves, spec), [x for x in leaves if isinstance(x, Tensor)]
         if key is None:
             return None, ()
-        for capture in self.captures.get(key, ()):
-            if capture.guards.hold():
-                return capture, tensors
-        return self._anew(key, args, kwargs), tensors
+        capture = self._held(key, tensors)
+        if capture is not None and not (capture.is_passing and self._comes_again(key, tensors)):
+            return capture, tensors
+        if capture is not None:
+            return self._for_these_sizes(key, args, kwargs) or capture, tensors
+        return self._anew(key, args, kwargs, tensors), tensors
 
-    def _anew(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture | None:
+    def _held(self, key: Any, tensors: Any) -> Capture | None:
+        for capture in self.captures.get(key, ()):
+            if capture.suits(tensors) and capture.guards.hold():
+                return capture
+        return None
+
+    def _comes_again(self, key: Any, tensors: Any) -> bool:
+        """Whether the call before had the same sizes, so that a graph for these is worth it."""
+        forms = forms_of(tensors)
+        if self._tries > 0 and self._last.get(key) == forms:
+            self._tries -= 1
+            return True
+        self._last[key] = forms
+        return False
+
+    def _for_these_sizes(self, key: Any, args: tuple[Any, ...],
+                         kwargs: dict[str, Any]) -> Capture | None:
+        """A graph in the place of one that leaves parts out, or of none."""
+        self._last.pop(key, None)
+        leaves, spec = tree_flatten((args, kwargs))
+        with self._lock:
+            try:
+                return self._capture(key, leaves, spec, sized=True)
+            except Refused:
+                self._tries -= FRUITLESS
+                return None
+
+    def _anew(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+              tensors: Any) -> Capture | None:
         state = (key, self.module.training)
         if state in self.refusals:
-            return None
+            again = state in self._passing and self._comes_again(key, tensors)
+            return self._for_these_sizes(key, args, kwargs) if again else None
         with self._lock:
-            for capture in self.captures.get(key, ()):  # made by another thread meanwhile
-                if capture.guards.hold():
-                    return capture
+            if (capture := self._held(key, tensors)) is not None:  # by another thread meanwhile
+                return capture
             try:
                 return self._capture(key, *tree_flatten((args, kwargs)))
             except Refused as reason:
                 self.refusals[state] = str(reason)
+                if isinstance(reason, Passing):
+                    self._passing.add(state)
+                    self._comes_again(key, tensors)
         for child in self.module.children():
             arm(child, self.max_error)
         return None
 
-    def _capture(self, key: Any, leaves: list[Any], spec: Any) -> Capture:
-        if sum(map(len, self.captures.values())) + len(self.refusals) >= MOST:
+    def _capture(self, key: Any, leaves: list[Any], spec: Any, sized: bool = False) -> Capture:
+        known = self.captures.get(key, [])
+        own = [capture for capture in known if capture.forms is not None]
+        if not sized and len(self.refusals) + sum(map(len, self.captures.values())) >= MOST:
             raise Refused(f"it changes: {MOST} graphs were made of it")
-        capture = Capture(self.module, leaves, spec, self.max_error)
+        capture = Capture(self.module, leaves, spec, self.max_error, sized)
         if not capture.is_of_use:
             raise Refused("nothing in it that tilewise computes")
+        if sized and (capture.is_passing or capture.forms is None):
+            raise Refused("these sizes are no help")
         for part in capture.opaque:
             arm(part, self.max_error)
-        self.captures[key] = [capture, *self.captures.get(key, ())]
-        look_ahead(capture, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        spare = own[SIZED - 1:] if sized else []
+        self.captures[key] = [capture, *(old for old in known if old not in spare)]
+        if capture.is_passing:
+            self._comes_again(key, tensors_of(leaves))
+        look_ahead(capture, tensors_of(leaves))
         return capture
 
 

@@ -32,6 +32,10 @@ class Refused(BaseException):
     """Python that a graph cannot stand for; not an Exception, lest a model's code catch it."""
 
 
+class Passing(Refused):
+    """Refused now; where the same sizes come again, a graph for these alone may do."""
+
+
 def snapshot(value: Any) -> Any:
     """A value as it is now: containers are copied, what cannot change is itself."""
     kind = type(value)

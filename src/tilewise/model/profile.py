@@ -144,10 +144,20 @@ def programs_of(model: nn.Module, arguments: tuple[Any, ...]) -> list[Bound]:
     with torch.inference_mode():
         for _ in range(CALLS):
             model(*arguments)
-    if isinstance(model, Released):
-        return model.whole.programs.bound[-1:]
+    programs, _ = _programs(model, arguments) if _is_one(model, arguments) else (None, None)
+    if programs is not None:
+        return programs.bound[-1:]
     return [bound for captured in all_captured(model) for captures in captured.captures.values()
             for capture in captures for bound in capture.programs.bound[-1:]]
+
+
+def _is_one(model: nn.Module, arguments: tuple[Any, ...]) -> bool:
+    """Whether one graph has all of a model: parts may still have those of earlier calls."""
+    if isinstance(model, Released):
+        return True
+    forward = model.__dict__.get("forward")
+    capture = forward.find(arguments, {})[0] if isinstance(forward, Captured) else None
+    return capture is not None and not capture.opaque
 
 
 def _programs(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Programs | None, Any]:

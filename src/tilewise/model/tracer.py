@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from .deciding import Deciding
 from .guards import CONTAINERS, HOOKS, Guards, Refused, snapshot
 from .patterns import CONVOLUTIONS
 from .purity import Watch
@@ -50,16 +51,21 @@ class _Functions(TorchFunctionMode):
 
 
 class Tracer(fx.Tracer):
-    """One attempt at a module; `opaque` modules are called, not looked into."""
+    """One attempt at a module; `opaque` modules are called, not looked into.
 
-    def __init__(self, root: nn.Module, opaque: dict[nn.Module, str]) -> None:
+    With `inputs` the graph may be one for their sizes alone.
+    """
+
+    def __init__(self, root: nn.Module, opaque: dict[nn.Module, Refused],
+                 inputs: list[Tensor] | None = None) -> None:
         super().__init__(autowrap_modules=())
         self.root, self.opaque, self.guards = root, opaque, Guards()
         self.paths = {module: name for name, module in root.named_modules()}
         self.stack: list[nn.Module] = []
         self.called: dict[str, nn.Module] = {}
         self.tensors: dict[str, tuple[nn.Module, str]] = {}
-        self._thread = threading.get_ident()
+        self._thread: int | None = threading.get_ident()
+        self._inputs = inputs
         self._copies: list[tuple[Any, Any]] = []
         self._modes = _modes()
         self.watch = Watch(self.guards)
@@ -67,6 +73,7 @@ class Tracer(fx.Tracer):
     def run(self, leaves: list[Any], spec: Any) -> tuple[fx.Graph, list[Any], Any]:
         """The graph, and the result as constants and nodes in their structure."""
         self.graph = fx.Graph(tracer_cls=fx.Tracer)
+        self.deciding = Deciding(self.graph, self.called, self.tensors, self.guards, self._inputs)
         given = [self.create_proxy("placeholder", f"p{i}", (), {}) if isinstance(leaf, Tensor)
                  else leaf for i, leaf in enumerate(leaves)]
         args, kwargs = tree_unflatten(given, spec)
@@ -247,6 +254,15 @@ class Tracer(fx.Tracer):
         if isinstance(a, Tensor):
             return self._known_tensor(a).node
         return super().create_arg(a)
+
+    def number(self, node: fx.Node) -> Any:
+        """The value of a number that follows from sizes."""
+        thread, self._thread = self._thread, None  # modules are as they always are
+        try:
+            with self.watch.aside(), torch._C.DisableTorchFunction():
+                return self.deciding.number(node)
+        finally:
+            self._thread = thread
 
     def _known_tensor(self, tensor: Tensor) -> Value:
         for module in self.paths:

@@ -60,7 +60,7 @@ class Value(fx.Proxy):
 
     def __bool__(self) -> bool:
         if not _is_asserted(sys._getframe(1)):
-            raise Refused(f"a branch depends on {self.node}")
+            return bool(self.tracer.number(self.node))
         self.tracer.create_proxy("call_function", asserted, (self,), {})
         return True
 
@@ -72,6 +72,9 @@ class Value(fx.Proxy):
             raise Refused(f"{self.node} becomes text")
         return "?"
 
+    def _number(self) -> Any:
+        return self.tracer.number(self.node)
+
     def _refuse(self, *_: Any) -> Any:
         raise Refused(f"Python asks for the value of {self.node}")
 
@@ -82,7 +85,8 @@ class Value(fx.Proxy):
         self.tracer.create_proxy("call_function", exactly, (self, count), {})
         return count
 
-    __int__ = __float__ = __index__ = __complex__ = __contains__ = __str__ = _refuse
+    __int__ = __index__ = _number
+    __float__ = __complex__ = __contains__ = __str__ = _refuse
 
 
 def _in_place(name: str) -> Callable[..., Any]:

@@ -1,0 +1,120 @@
+"""Numbers that a model's Python asks for: known where they follow from the sizes of its inputs.
+
+The graph as far as it is traced is run once. What is decided by it holds for inputs of the same
+form, and for the parameters that there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+from torch.nn.modules.batchnorm import _NormBase
+
+from .effects import Effects, is_number, is_random, torch_module
+from .guards import Guards, Passing, Refused
+from .native import function_of
+
+Form = tuple[Any, ...]
+
+
+def forms_of(tensors: Sequence[Tensor]) -> Form:
+    """All that numbers can follow from."""
+    return tuple((x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in tensors)
+
+
+class Deciding:
+    """number(node): its value with these tensors as inputs; without them it is not known now.
+
+    Args:
+        graph: As far as it is traced.
+        called: The modules that it calls, by name.
+        tensors: Modules and the names of their tensors, by name.
+        guards: They get the parameters that a number depends on.
+        inputs: None where a graph for all sizes is wanted.
+    """
+
+    def __init__(self, graph: fx.Graph, called: dict[str, nn.Module],
+                 tensors: dict[str, tuple[nn.Module, str]], guards: Guards,
+                 inputs: Sequence[Tensor] | None) -> None:
+        self._graph, self._called, self._tensors = graph, called, tensors
+        self._guards, self._inputs = guards, inputs
+        self.has_decided = False
+
+    def number(self, node: fx.Node) -> Any:
+        if not self._is_number(node):
+            raise Refused(f"Python depends on the value of {node}")
+        if self._inputs is None:
+            raise Passing(f"Python depends on {node}")
+        needed = self._needed(node)
+        self._check(needed)
+        self.has_decided = True
+        return self._run(needed)
+
+    def _is_number(self, node: fx.Node) -> bool:
+        numbers: set[fx.Node] = set()
+        for other in self._graph.nodes:
+            if is_number(other, numbers):
+                numbers.add(other)
+        return node in numbers
+
+    def _needed(self, node: fx.Node) -> list[fx.Node]:
+        """All that a node follows from, in the graph's order, and itself."""
+        found, open_ = {node}, [node]
+        while open_:
+            more = [source for source in open_.pop().all_input_nodes if source not in found]
+            found.update(more)
+            open_ += more
+        return [other for other in self._graph.nodes if other in found]
+
+    def _module_of(self, node: fx.Node) -> Any:
+        known = node.op == "call_module" and not node.meta.get("opaque")
+        return torch_module(self._called[str(node.target)]) if known else None
+
+    def _check(self, needed: list[fx.Node]) -> None:
+        """Running it must leave no trace."""
+        if Effects(self._graph, self._module_of).writes_outside:
+            raise Refused("it writes to its inputs, or to parameters")
+        for node in needed:
+            module = self._module_of(node)
+            learns = isinstance(module, _NormBase) and module.training
+            if (node.op == "call_module" and module is None) or learns or is_random(node, module):
+                raise Refused(f"{node} cannot be run to learn a size")
+
+    @torch.no_grad()
+    def _run(self, needed: list[fx.Node]) -> Any:
+        inputs: dict[fx.Node, Tensor] = {}
+        given = iter(self._inputs or ())
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                inputs[node] = next(given)
+        uses = {source: node for node in needed for source in node.all_input_nodes}
+        values: dict[fx.Node, Any] = {}
+        for node in needed:
+            values[node] = inputs[node] if node in inputs else self._value(node, values)
+            for source in node.all_input_nodes:
+                if uses[source] is node:
+                    values.pop(source, None)
+        return values[needed[-1]]
+
+    def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        if node.op == "get_attr":
+            module, name = self._tensors[str(node.target)]
+            self._relies_on(module)
+            return getattr(module, name)
+        args, kwargs = (map_arg(part, values.__getitem__) for part in (node.args, node.kwargs))
+        if node.op != "call_module":
+            return function_of(node)(*args, **kwargs)
+        module = self._called[str(node.target)]
+        for part in module.modules():
+            self._relies_on(part)
+        return type(module).forward(module, *args, **kwargs)
+
+    def _relies_on(self, module: nn.Module) -> None:
+        """The tensors that a module has: others might have other sizes."""
+        for space in (module.__dict__["_parameters"], module.__dict__["_buffers"]):
+            for name, tensor in space.items():
+                self._guards.reads(space, name, tensor)

@@ -1,0 +1,177 @@
+"""Models whose Python depends on sizes: one graph for each size that comes again, always right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import tilewise
+from tilewise.model.captured import SIZED, TRIES
+
+
+class Anchors(nn.Module):
+    """A head that keeps what it made for the last size, as Ultralytics' does."""
+
+    shape = None
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        shape = x.shape
+        if self.shape != shape:
+            self.grid = torch.arange(shape[3]).float() + torch.arange(shape[2]).float()[:, None]
+            self.shape = shape
+        return self.conv(x) + self.grid
+
+
+class Net(nn.Module):
+    def __init__(self, head):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1))
+        self.head = head
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class Branch(nn.Module):
+    """Takes another way for large images."""
+
+    def __init__(self):
+        super().__init__()
+        self.small, self.large = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x):
+        rows = int(x.shape[2])
+        return self.large(x) if x.shape[2] > 8 else self.small(x) * rows
+
+
+def graphs(model):
+    """Those for one size, and whether all of the model is in them."""
+    found = [capture for captures in model.__dict__["forward"].captures.values()
+             for capture in captures if capture.forms is not None]
+    assert not any(capture.opaque for capture in found)
+    return found
+
+
+def check(model, net, *sizes):
+    for h, w in sizes:
+        x = torch.randn(2, 3, h, w)
+        torch.testing.assert_close(model(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(params=[Anchors, Branch])
+def both(request):
+    torch.manual_seed(0)
+    net = Net(request.param()).eval()
+    with torch.inference_mode():
+        yield tilewise.optimize(net), net
+
+
+def test_a_size_that_comes_again_has_a_graph(both):
+    model, net = both
+    check(model, net, (16, 16))
+    assert not graphs(model)
+    check(model, net, *[(16, 16)] * 4)
+    (capture,) = graphs(model)
+    (bound,) = capture.programs.bound
+    assert bound.program.kernels >= 3
+    check(model, net, *[(24, 20)] * 4)
+    assert len(graphs(model)) == 2
+    check(model, net, *[(16, 16)] * 3, *[(24, 20)] * 3)
+    assert len(graphs(model)) == 2
+
+
+def test_sizes_that_change_all_the_time_get_none(both):
+    model, net = both
+    check(model, net, *[(16, 16), (24, 20)] * 4)
+    assert not graphs(model)
+
+
+def test_graphs_are_few(both):
+    model, net = both
+    for size in range(10, 10 + 2 * (SIZED + 2), 2):
+        check(model, net, *[(size, size)] * 3)
+    assert len(graphs(model)) == SIZED
+
+
+def test_tries_are_few():
+    """Where a graph for one size is no help either, that is not found out again and again."""
+
+    class Counts(nn.Module):
+        count = 0
+
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(8, 4, 1)
+
+        def forward(self, x):
+            if x.shape[2] > 2:
+                self.count = self.count + 1
+            return self.conv(x) * self.count
+
+    net = Net(Counts()).eval()
+    model = tilewise.optimize(net)
+    with torch.inference_mode():
+        for _ in range(20):
+            x = torch.randn(1, 3, 16, 16)
+            found = model(x)
+            model.head.count -= 1
+            net.head.count = model.head.count
+            torch.testing.assert_close(found, net(x), rtol=1e-4, atol=1e-4)
+            model.head.count = net.head.count
+    assert not graphs(model)
+    assert model.__dict__["forward"]._tries < TRIES / 2
+
+
+def test_other_parameters_may_have_other_sizes(both):
+    model, net = both
+    check(model, net, *[(16, 16)] * 4)
+    assert graphs(model)
+    for one in (model, net):
+        torch.manual_seed(1)
+        one.body[0] = nn.Conv2d(3, 8, 3, 1, 1).eval()  # which makes images twice as large
+    check(model, net, *[(16, 16)] * 4)
+
+
+def test_a_parameter_of_another_size(both):
+    model, net = both
+    check(model, net, *[(16, 16)] * 4)
+    for one in (model, net):
+        torch.manual_seed(1)
+        one.body[0].weight = nn.Parameter(torch.randn(8, 3, 1, 1))  # no less than the padding
+    check(model, net, *[(16, 16)] * 4)
+
+
+def test_gradients_and_training(both):
+    model, net = both
+    with torch.inference_mode(False):
+        x = torch.randn(1, 3, 16, 16)
+        for _ in range(4):
+            a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+            model(a).sum().backward()
+            net(b).sum().backward()
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_values_are_still_refused():
+    class Looks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            y = self.conv(x)
+            return y * 2 if y.sum() > 0 else y
+
+    net = Looks().eval()
+    model = tilewise.optimize(net)
+    with torch.inference_mode():
+        for _ in range(6):
+            x = torch.randn(1, 3, 9, 9)
+            torch.testing.assert_close(model(x), net(x), rtol=1e-4, atol=1e-4)
+    assert not graphs(model)
+    assert any("value of" in reason for reason in model.__dict__["forward"].refusals.values())
