@@ -56,6 +56,13 @@ def test_of_parts_of_the_channels(parts):
     assert product.stride() == (x * factor).stride()
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_of_a_stack(count):
+    parts = [images(2, 8, 5, 6) for _ in range(count)]
+    check("sum", torch.stack(parts), 0)
+    check("sum", torch.stack([part.contiguous() for part in parts]), 0)
+
+
 def test_what_is_torchs():
     x = images(2, 8, 5, 6)
     assert total("sum", x.contiguous(), (2, 3)) is None

@@ -12,7 +12,7 @@ from ..conv.linear import Linear, is_worth
 from . import operations
 from .activations import MODULES, attributes
 from .deciding import forms_of
-from .effects import Effects, keeps_rank, name_of, torch_module
+from .effects import Effects, like_rank, name_of, torch_module
 from .guards import Guards, Passing, Refused, snapshot
 from .layout import Drawn, Inside
 from .lowering import lower
@@ -20,6 +20,8 @@ from .native import Native
 from .nn import Block, TransposedBlock
 from .patterns import (
     AXES,
+    CONV2D,
+    CONVOLUTION,
     CONVOLUTIONS,
     F_BATCH_NORM,
     NORMS,
@@ -157,27 +159,29 @@ class Capture:
 
     def _ask_earlier(self) -> None:
         """How many dimensions there are is asked of what a chain begins with."""
-        for node in self.graph.nodes:
+        first: dict[fx.Node, fx.Node] = {}  # a value that has as many as another
+        for node in list(self.graph.nodes):
             source = node.args[0] if node.args else None
-            if not (isinstance(source, fx.Node) and name_of(node) in ("ndim", "dim")
+            if (isinstance(source, fx.Node) and name_of(node) in ("ndim", "dim")
                     and len(node.args) <= 2 and not node.kwargs):
-                continue
-            while keeps_rank(source, self.module_of(source)):
-                source = source.all_input_nodes[0]
-            node.args = (source, *node.args[1:])
+                node.args = (first[source], *node.args[1:])
+            same = {first[other] for other in like_rank(node, self.module_of(node))}
+            first[node] = same.pop() if len(same) == 1 else node
 
     def _fuse(self, max_error: float | None) -> None:
         effects = Effects(self.graph, self.module_of)
         for node in list(self.graph.nodes):
-            module = self.module_of(node)
-            if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+            conv = self._conv_of(node)
+            module = conv or self.module_of(node)
+            if conv is None and (len(node.args) != 1 or node.kwargs or not isinstance(
+                    node.args[0], fx.Node)):
                 continue
-            axes = AXES.get(type(module))
-            if axes is not None and module.padding_mode == "zeros":
+            axes = AXES.get(type(module)) if conv is None else 2
+            if axes is not None and (conv is not None or module.padding_mode == "zeros"):
                 chain = Chain(effects, self.module_of, node, self._norm_of, axes)
                 block: Any = Block(module, self._norm(chain), chain.activation, chain.pool,
                                    max_error)
-                self._put(chain, block, (*node.args, chain.residual, self._slope(chain)))
+                self._put(chain, block, (node.args[0], chain.residual, self._slope(chain)))
             elif type(module) in TRANSPOSED:
                 chain = TransposedChain(effects, self.module_of, node, self._norm_of,
                                         TRANSPOSED[type(module)])
@@ -209,6 +213,25 @@ class Capture:
                     for name, value in values.items()}
         found = isinstance(module, tuple(NORMS.values())) and owners == expected
         return module if found and options["eps"] == getattr(module, "eps", None) else None
+
+    def _conv_of(self, node: fx.Node) -> Any:
+        """The module whose convolution a function is: its tensors, and its own options."""
+        if node.op != "call_function" or node.target not in CONV2D or not node.args:
+            return None
+        options = arguments(node, CONVOLUTION)
+        weight, bias = ((None if part is None else self.tensors.get(getattr(part, "target", "")))
+                        for part in (options["weight"], options["bias"]))
+        module, name = weight or (None, "")
+        if not isinstance(module, nn.Conv2d) or name != "weight" or not isinstance(
+                options["input"], fx.Node) or "weight" not in module._parameters:
+            return None
+        if bias != (None if module._parameters["bias"] is None else (module, "bias")):
+            return None
+        own = {key: getattr(module, key) for key in ("stride", "padding", "dilation", "groups")}
+        plain = all(isinstance(value, int | str | tuple) for key, value in own.items()
+                    if key != "stride")
+        same = plain and all(_both(options[key]) == _both(own[key]) for key in own)
+        return module if same else None
 
     def _slope(self, chain: Chain) -> fx.Node | None:
         """The slopes of a chain's activation, where its module has them now."""
@@ -254,6 +277,11 @@ class Capture:
         space = dict(code.globals)
         exec(compile(code.src, "<tilewise graph>", "exec"), space)
         return space["forward"]
+
+
+def _both(value: Any) -> Any:
+    """An option down and across."""
+    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 class _Inside(Inside):

@@ -71,8 +71,8 @@ def is_number(node: fx.Node, numbers: set[fx.Node]) -> bool:
     if name_of(node) in QUERIES:
         return True
     inputs = node.all_input_nodes
-    return bool(inputs) and numbers.issuperset(inputs) and (
-        getattr(node.target, "__module__", "") in ("_operator", "math", "builtins"))
+    plain = getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
+    return bool(inputs) and numbers.issuperset(inputs) and (plain or name_of(node) == "exactly")
 
 
 class Effects:
@@ -233,11 +233,15 @@ def sees_layout(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method") and name in SEES_LAYOUT
 
 
-def keeps_rank(node: fx.Node, module: Any) -> bool:
-    """Whether a node's result has as many dimensions as its first argument."""
+def like_rank(node: fx.Node, module: Any) -> list[fx.Node]:
+    """Values of which a node's result has the dimensions, if all of them have as many."""
+    inputs = list(node.all_input_nodes)
     if node.op == "call_module":
-        return isinstance(module, RANKED)
-    return name_of(node) in ("batch_norm", "relu", "relu_", "silu", "leaky_relu", "max_pool2d")
+        return inputs[:1] if isinstance(module, RANKED) else []
+    name = name_of(node)
+    if name in ("batch_norm", "relu", "relu_", "silu", "leaky_relu", "max_pool2d"):
+        return inputs[:1]
+    return inputs if name in ("add", "iadd", "sub", "mul", "imul") else []
 
 
 def _is_dtype(args: list[Any]) -> bool:

@@ -152,7 +152,8 @@ class Block(nn.Module):
     def _asks(self) -> tuple[Any, ...]:
         """What the modules say now; they may be changed like any other."""
         conv, norm = self._parts
-        return (self.activation, self.pool, self.max_error, conv.stride, conv.padding,
+        stride = tuple(conv.stride) if type(conv.stride) is list else conv.stride
+        return (self.activation, self.pool, self.max_error, stride, conv.padding,
                 conv.dilation, conv.groups, None if norm is None else (norm.training, norm.eps))
 
     def _remembered(self, x: Tensor, residual: Tensor | None,

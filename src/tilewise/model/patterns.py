@@ -20,6 +20,7 @@ CONVOLUTIONS = {**AXES, **TRANSPOSED}
 NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 PADS = {F.pad, torch._C._nn.pad}  # Dynamo sees through the first
+CONV2D = {F.conv2d, torch.conv2d}
 POOLS = {F.max_pool2d, torch.max_pool2d}
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout,
             F.feature_alpha_dropout}

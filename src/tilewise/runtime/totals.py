@@ -29,8 +29,8 @@ OF_PIXELS = {"sum": global_sum, "mean": global_average, "amax": global_largest,
 def total(kind: str, x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor | None:
     """x.sum(dim, keepdim), or its mean, amax or norm.
 
-    Over the pixels or the channels of channels-last images, over the last axis, or over the first
-    of two axes that share the channels.
+    Over the pixels or the channels of channels-last images, over the last axis, over the first of
+    two axes that share the channels, or over that of a few images in a stack.
     """
     rank = x.dim()
     given = (dim,) if isinstance(dim, int) else tuple(dim)
@@ -42,20 +42,20 @@ def total(kind: str, x: Tensor, dim: int | Sequence[int], keepdim: bool = False)
     if rank == 4 and axes == {1, 2}:
         y = OF_PIXELS[kind](x.permute(0, 3, 1, 2), keepdim)
         return y.permute(0, 2, 3, 1) if keepdim and y is not None else y
-    if rank == 5 and axes == {1}:
-        return _of_parts(kind, x, keepdim)
+    if rank == 5 and axes <= {0, 1} and len(axes) == 1:
+        return _of_parts(kind, x, min(axes), keepdim)
     run = _runs(x, KINDS[kind], min(axes), keepdim) if len(axes) == 1 else None
     return None if run is None else run(x)
 
 
-def _of_parts(kind: str, x: Tensor, keepdim: bool) -> Tensor | None:
-    """The sum of images whose channels lie side by side."""
-    count = x.shape[1]
+def _of_parts(kind: str, x: Tensor, axis: int, keepdim: bool) -> Tensor | None:
+    """The sum of images whose channels lie side by side, or that lie one behind the other."""
+    count = x.shape[axis]
     if kind != "sum" or not 2 <= count <= MOST:
         return None
     steps = [("add", count + i - 1 if i else 0, i + 1) for i in range(count - 1)]
-    y = pointwise(steps, x.unbind(1))
-    return y.unsqueeze(1) if keepdim and y is not None else y
+    y = pointwise(steps, x.unbind(axis))
+    return y.unsqueeze(axis) if keepdim and y is not None else y
 
 
 def _made(shape: Sizes, strides: Sizes, threads: int, kind: int, axis: int,
