@@ -104,7 +104,7 @@ def split_attention(x, weight, bias):
     halves = x.reshape(n, 2, c // 2, h, w)
     share = halves.sum(dim=1).mean((2, 3), keepdim=True).sigmoid()
     both = torch.cat([share, 1 - share], 1).reshape(n, 2, c // 2, 1, 1)
-    return (halves * both).sum(dim=1).contiguous().repeat(1, 2, 1, 1)
+    return (halves * both).sum(dim=1).contiguous()
 
 
 def added_to_a_slice(x, weight, bias):
@@ -160,10 +160,8 @@ def test_kernels_run_it(name):
 
 def test_split_attention():
     torch.manual_seed(0)
-    model = check(Between(Call(split_attention)), torch.randn(2, 3, 13, 12), by_kernels=False)
+    model = check(Between(Call(split_attention), after=12), torch.randn(2, 3, 13, 12))
     assert {"sum", "mul", "mean"} <= set(names_of(model))
-    (bound,) = [bound for capture in captures_of(model) for bound in capture.programs.bound]
-    assert bound.program.steps_of_torch == 1  # that which repeats it
 
 
 def test_softmax_of_the_last_axis():

@@ -175,3 +175,162 @@ def test_values_are_still_refused():
             torch.testing.assert_close(model(x), net(x), rtol=1e-4, atol=1e-4)
     assert not graphs(model)
     assert any("value of" in reason for reason in model.__dict__["forward"].refusals.values())
+
+
+class Two(nn.Module):
+    """Two convolutions, and Python behind them."""
+
+    def __init__(self, behind):
+        super().__init__()
+        self.c, self.d = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.w = nn.Parameter(torch.randn(1, 16, 1, 1))
+        self.behind = behind
+
+    def forward(self, x):
+        return self.behind(self, self.d(self.c(x)))
+
+
+def by_count(self, y):
+    k = torch.nonzero(y.mean(1) > 0)
+    return y + len(list(range(k.shape[0])))
+
+
+def by_mask(self, y):
+    return y * 2 if y[y > 0].numel() > 1600 else y
+
+
+def by_noise(self, y):
+    y = y + torch.randn(y.shape)
+    return y * 2 if y.shape[-1] % 2 == 0 else y
+
+
+def by_gradient(self, y):
+    return y * 2 if y.requires_grad else y
+
+
+def by_type(self, y):
+    return y.float() * 2 if y.dtype == torch.bfloat16 else y
+
+
+def by_width(self, y):
+    return y * 2 if y.shape[-1] > 15 else y
+
+
+def by_rank(self, y):
+    y.unsqueeze_(1)
+    return y * 2 if y.dim() == 5 else y
+
+
+def by_parameter(self, y):
+    return y * 2 if self.w.shape[-1] == 1 else y
+
+
+def by_table(self, y):
+    return y * {20: 2.0, 24: 3.0}.get(y.shape[-1], 5.0)
+
+
+def complexes(self, y):
+    n, _, h, w = y.shape
+    y = y.reshape(n, 16, h * w // 2, 2).contiguous()
+    return torch.view_as_real(torch.view_as_complex(y) * 1j)
+
+
+def seen_as(self, y):
+    return y.contiguous().view_as(torch.zeros(y.shape[0], y.numel() // y.shape[0])) * 2
+
+
+def planes(self, y):
+    return y.contiguous()
+
+
+BEHIND = [by_count, by_mask, by_noise, by_gradient, by_type, by_width, by_rank, by_parameter,
+          by_table, complexes, seen_as, planes]
+
+
+def same(model, net, x):
+    found = []
+    for one in (model, net):
+        torch.manual_seed(7)
+        found.append(one(x))
+        found.append(torch.get_rng_state())
+    assert torch.equal(found[1], found[3])
+    torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-4)
+    assert found[0].stride() == found[2].stride()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("behind", BEHIND)
+def test_what_only_seems_to_follow_from_sizes(behind, layout):
+    torch.manual_seed(0)
+    net = Two(behind).eval()
+    model = tilewise.optimize(net)
+    for size in (20, 20, 20, 14, 14, 14, 20, 20):
+        x = torch.randn(2, 3, size, size).contiguous(memory_format=layout)
+        with torch.no_grad():
+            same(model, net, x)
+        same(model, net, x)
+
+
+@pytest.mark.parametrize("change", [
+    lambda m: setattr(m.c, "stride", (2, 2)), lambda m: setattr(m.c, "padding", (3, 3)),
+    lambda m: setattr(m.w, "data", torch.ones(1, 16, 2, 2)),
+    lambda m: m.c.bias.data.add_(3.0)])
+@pytest.mark.parametrize("behind", [by_width, by_parameter, by_mask, by_count])
+def test_what_is_changed_after(behind, change):
+    torch.manual_seed(0)
+    net = Two(behind).eval()
+    model = tilewise.optimize(net)
+    x = torch.randn(2, 3, 14, 14)
+    with torch.no_grad():
+        for _ in range(4):
+            same(model, net, x)
+        change(net)
+        if model.c.stride != net.c.stride or model.c.padding != net.c.padding:
+            change(model)  # tensors are shared, numbers are not
+        for _ in range(4):
+            same(model, net, x)
+
+
+def test_autocast_is_no_size():
+    net = Two(by_type).eval()
+    model = tilewise.optimize(net)
+    x = torch.randn(2, 3, 14, 14)
+    with torch.no_grad():
+        for _ in range(4):
+            model(x)
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                assert model(x).dtype == net(x).dtype
+            torch.testing.assert_close(model(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+def test_memory_that_a_part_keeps():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(1, 16, 1, 1))
+
+        def forward(self, h):
+            try:  # which is refused
+                return self.kept
+            except ValueError:
+                return h
+
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c, self.d, self.kept = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), Keeps()
+
+        def forward(self, x):
+            y = self.d(self.c(x))
+            b = self.kept(y.mean())
+            b += 1.0
+            return y + b
+
+    net = Adds().eval()
+    model = tilewise.optimize(net)
+    x = torch.randn(1, 3, 12, 12)
+    with torch.no_grad():
+        start = net.d(net.c(x))
+        for count in range(1, 6):
+            torch.testing.assert_close(model(x), start + count, rtol=1e-4, atol=1e-4)

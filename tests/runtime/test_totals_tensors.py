@@ -97,3 +97,5 @@ def test_parts_that_only_seem_to_fit():
     """An outer product, though both have as many values for a pixel."""
     a, b = torch.randn(2, 3, 1, 4, 4), torch.randn(2, 1, 3, 4, 4)
     assert pointwise([("mul", 0, 1)], [a, b]) is None
+    y = images(2, 6, 5, 5)
+    assert pointwise([("mul", 0, 1)], [y.unflatten(1, (1, 6)), y.unflatten(1, (2, 3))]) is None

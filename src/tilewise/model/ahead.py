@@ -28,19 +28,10 @@ from ..kernels.cpu.emit.launch import is_compiled
 from ..kernels.cpu.emit.workers import AHEAD
 from .capture import Capture, Names
 from .effects import name_of, torch_module
-from .layout import KEEPING
+from .layout import PLAIN
 from .native import Native
 from .nn import Block, TransposedBlock
 from .tracer import is_hooked
-
-# operations that draw no numbers, write to nothing and take any value
-PLAIN = KEEPING - {"dropout"} | {
-    "image_of", "adaptive_max_pool2d", "chunk", "contiguous", "dim", "enter", "exactly", "exp",
-    "expand", "flatten", "floordiv", "getattr", "getitem", "layer_norm", "group_norm", "leave",
-    "linear", "log_softmax", "matmul", "max", "mean", "mod", "ndim", "neg", "pad", "permute",
-    "pixel_shuffle", "pow", "reshape", "settled", "shape", "size", "softmax", "split", "sqrt",
-    "squeeze",
-    "stack", "sum", "transpose", "unbind", "unsqueeze", "view"}
 
 
 def look(capture: Capture, tensors: Iterable[Tensor]) -> int:

@@ -207,6 +207,8 @@ class Chains:
         """Whether one node alone reads a value, and all that it is a view of."""
         if len(value.users) != 1 or value.op in ("placeholder", "get_attr"):
             return False
+        if value.op == "call_module" and self._module_of(value) is None:
+            return False  # which may give memory that it keeps
         return value in self.found or all(
             isinstance(source, fx.Node) and self._is_alone(source)
             for source in self.effects.shares(value))

@@ -14,16 +14,31 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 
-from .effects import Effects, is_number, is_random, torch_module
-from .guards import Guards, Passing, Refused
+from .effects import MODULES as FRESH_MODULES
+from .effects import SIZES, Effects, is_number, name_of, torch_module
+from .guards import FIXED, Guards, Passing, Refused
+from .layout import PLAIN
 from .native import function_of
 
-Form = tuple[Any, ...]
+Form = tuple[torch.Size, ...]
+# whose results have sizes that follow from those of their arguments
+MODULES = (*FRESH_MODULES, nn.Identity, nn.Flatten, nn.PixelShuffle, nn.PixelUnshuffle,
+           nn.ZeroPad2d)
 
 
 def forms_of(tensors: Sequence[Tensor]) -> Form:
     """All that numbers can follow from."""
-    return tuple((x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in tensors)
+    return tuple(x.shape for x in tensors)
+
+
+class _Shapes:
+    """Those that some tensors have now."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = list(tensors)
+
+    def __call__(self) -> list[torch.Size]:
+        return [tensor.shape for tensor in self._tensors]
 
 
 class Deciding:
@@ -45,7 +60,11 @@ class Deciding:
         self.has_decided = False
 
     def number(self, node: fx.Node) -> Any:
-        if not self._is_number(node):
+        self._numbers: set[fx.Node] = set()  # of the graph so far
+        for other in self._graph.nodes:
+            if is_number(other, self._numbers, SIZES):
+                self._numbers.add(other)
+        if node not in self._numbers:
             raise Refused(f"Python depends on the value of {node}")
         if self._inputs is None:
             raise Passing(f"Python depends on {node}")
@@ -53,13 +72,6 @@ class Deciding:
         self._check(needed)
         self.has_decided = True
         return self._run(needed)
-
-    def _is_number(self, node: fx.Node) -> bool:
-        numbers: set[fx.Node] = set()
-        for other in self._graph.nodes:
-            if is_number(other, numbers):
-                numbers.add(other)
-        return node in numbers
 
     def _needed(self, node: fx.Node) -> list[fx.Node]:
         """All that a node follows from, in the graph's order, and itself."""
@@ -75,14 +87,26 @@ class Deciding:
         return torch_module(self._called[str(node.target)]) if known else None
 
     def _check(self, needed: list[fx.Node]) -> None:
-        """Running it must leave no trace."""
-        if Effects(self._graph, self._module_of).writes_outside:
+        """Running it must leave no trace, and sizes must follow from sizes."""
+        effects = Effects(self._graph, self._module_of)
+        if effects.writes_outside:
             raise Refused("it writes to its inputs, or to parameters")
-        for node in needed:
-            module = self._module_of(node)
+        writing = [node for node in self._graph.nodes if effects.written(node)]
+        for node in (*needed, *writing):
+            if not self._is_plain(node):
+                raise Refused(f"{node} may have another size in every call")
+
+    def _is_plain(self, node: fx.Node) -> bool:
+        if node.op in ("placeholder", "get_attr"):
+            return True
+        module = self._module_of(node)
+        if node.op == "call_module":
             learns = isinstance(module, _NormBase) and module.training
-            if (node.op == "call_module" and module is None) or learns or is_random(node, module):
-                raise Refused(f"{node} cannot be run to learn a size")
+            return isinstance(module, MODULES) and not learns
+        # by a mask, as many as there are; by a number, one
+        picks = name_of(node) == "getitem" and not self._numbers.issuperset(
+            node.all_input_nodes[1:])
+        return not picks and (name_of(node) in PLAIN or node in self._numbers)
 
     @torch.no_grad()
     def _run(self, needed: list[fx.Node]) -> Any:
@@ -114,7 +138,13 @@ class Deciding:
         return type(module).forward(module, *args, **kwargs)
 
     def _relies_on(self, module: nn.Module) -> None:
-        """The tensors that a module has: others might have other sizes."""
+        """The tensors that a module has, and its options: others might make other sizes."""
+        found = []
         for space in (module.__dict__["_parameters"], module.__dict__["_buffers"]):
             for name, tensor in space.items():
                 self._guards.reads(space, name, tensor)
+                found += [] if tensor is None else [tensor]
+        self._guards.asks(_Shapes(found))
+        for name, value in module.__dict__.items():
+            if not name.startswith("_") and isinstance(value, (*FIXED, tuple)):
+                self._guards.reads(module.__dict__, name, value)

@@ -62,13 +62,14 @@ def name_of(node: fx.Node) -> str:
 
 # what tells of a tensor nothing but what its form says
 QUERIES = NUMBERS | {"size", "dim", "numel", "is_floating_point", "element_size", "nelement"}
+SIZES = {"shape", "ndim", "size", "dim", "numel", "nelement"}  # of these, what sizes tell
 
 
-def is_number(node: fx.Node, numbers: set[fx.Node]) -> bool:
+def is_number(node: fx.Node, numbers: set[fx.Node], queries: set[str] = QUERIES) -> bool:
     """Whether a value is made of the forms of tensors alone; `numbers` are those before it."""
     if node.op not in ("call_function", "call_method"):
         return False
-    if name_of(node) in QUERIES:
+    if name_of(node) in queries:
         return True
     inputs = node.all_input_nodes
     plain = getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")

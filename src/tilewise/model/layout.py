@@ -20,6 +20,13 @@ KEEPING = {"relu", "relu6", "relu_", "leaky_relu", "silu", "gelu", "hardswish", 
            "sigmoid", "tanh", "hardtanh", "clamp", "add", "iadd", "sub", "mul", "imul", "div",
            "truediv", "cat", "max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d", "interpolate",
            "batch_norm", "dropout", "adaptive_avg_pool2d", "mish", "elu", "prelu"}
+# operations that draw no numbers, write to nothing and take any value
+PLAIN = KEEPING - {"dropout"} | {
+    "image_of", "adaptive_max_pool2d", "chunk", "contiguous", "dim", "enter", "exactly", "exp",
+    "expand", "flatten", "floordiv", "getattr", "getitem", "layer_norm", "group_norm", "leave",
+    "linear", "log_softmax", "matmul", "max", "mean", "mod", "ndim", "neg", "pad", "permute",
+    "pixel_shuffle", "pow", "reshape", "settled", "shape", "size", "softmax", "split", "sqrt",
+    "squeeze", "stack", "sum", "transpose", "unbind", "unsqueeze", "view"}
 
 
 def enter(x: Any, ranks: tuple[int, ...] = tuple(LAST)) -> Any:
@@ -154,7 +161,8 @@ class Inside:
             elif name_of(node) == "view":
                 self._reshape(node)
             elif node.op == "call_method" and name_of(node) == "contiguous":
-                self._settle(node)
+                if self._ends_in_blocks(node):
+                    self._settle(node)
             elif self._is_unknown(node):
                 self._leave_before(node)
             elif is_random(node, self.module_of(node)):
@@ -188,6 +196,12 @@ class Inside:
         """A view across channels is one only in the caller's layout."""
         if node.op == "call_method":
             node.target = "reshape"
+
+    def _ends_in_blocks(self, node: fx.Node) -> bool:
+        """Whether all that becomes of a value, as it lies, is read by convolutions of ours."""
+        return bool(node.users) and all(
+            self.is_block(user) or (self._keeps(user) and self._ends_in_blocks(user))
+            for user in node.users)
 
     def _settle(self, node: fx.Node) -> None:
         """The layout that it asks for is the caller's, if it is any."""

@@ -212,6 +212,8 @@ def _moved(steps: tuple[Step, ...], given: list[Layout]) -> Run | None:
     if run is None:
         return None
     whole = tuple(max(sizes) for sizes in zip(*(shape for shape, _ in padded)))
+    if any(size not in (1, most) for shape, _ in padded for size, most in zip(shape, whole)):
+        return None  # they do not broadcast, though as many channels do
     image, *rest = run.made[1]
     return run._replace(made=(whole, (image, whole[2], *rest)))
 

@@ -104,7 +104,7 @@ def _made(make: Make, shape: tuple[int, ...], strides: tuple[int, ...], places: 
 def is_plain(x: Tensor) -> bool:
     """Whether kernels may read or write it, if its strides are right."""
     return (x.dtype is torch.float32 and KNOWN and x.is_cpu and x.layout is torch.strided
-            and not (x.requires_grad and torch.is_grad_enabled()))
+            and not x.is_neg() and not (x.requires_grad and torch.is_grad_enabled()))
 
 
 _known = Remembered(_made)
