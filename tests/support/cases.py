@@ -63,7 +63,7 @@ def _problem(rng: random.Random, direction: str) -> Problem:
     """A forward problem, or the gradient of one without an epilogue."""
     p = harness.random_problem(rng)
     if direction == "forward":
-        return p
+        return harness.more_filters(p)
     return p.with_(direction=direction, epilogue=Epilogue())
 
 

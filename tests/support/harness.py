@@ -304,6 +304,12 @@ def _any_problem(rng: random.Random) -> Problem:
                    epilogue=epilogue)
 
 
+def more_filters(p: Problem) -> Problem:
+    """Some depthwise problems with two, three or four filters a channel."""
+    some = p.groups == p.c == p.k and (p.h + p.w) % 3 == 0
+    return p.with_(k=p.c * (2 + p.h % 3)) if some else p
+
+
 def _two(rng: random.Random, choices: Sequence[int]) -> tuple[int, int]:
     """Two values, equal more often than not."""
     first = rng.choice(choices)
@@ -313,8 +319,7 @@ def _two(rng: random.Random, choices: Sequence[int]) -> tuple[int, int]:
 def _channels(rng: random.Random, kind: str) -> tuple[int, int, int]:
     """Input channels, output channels, groups."""
     if kind == "depthwise":
-        c = _width(rng, 70)
-        return c, c * rng.choice((1, 1, 1, 1, 2, 3, 4)), c
+        return (_width(rng, 70),) * 3
     if kind == "grouped":
         groups = rng.randint(2, 6)
         return groups * _width(rng, 18), groups * _width(rng, 18), groups
