@@ -1,7 +1,7 @@
 """Numbers that a model's Python asks for: known where they follow from the sizes of its inputs.
 
 The graph as far as it is traced is run once. What is decided by it holds for inputs of the same
-form, and for the parameters that there were.
+shapes, and for the parameters and options that modules had.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class Deciding:
                  inputs: Sequence[Tensor] | None) -> None:
         self._graph, self._called, self._tensors = graph, called, tensors
         self._guards, self._inputs = guards, inputs
+        self._numbers: set[fx.Node] = set()  # of the graph so far
         self.has_decided = False
 
     def number(self, node: fx.Node) -> Any:
-        self._numbers: set[fx.Node] = set()  # of the graph so far
+        self._numbers = set()
         for other in self._graph.nodes:
             if is_number(other, self._numbers, SIZES):
                 self._numbers.add(other)
