@@ -1,9 +1,11 @@
-"""conv1d and conv3d against torch's better layout, interleaved.
+"""conv1d, conv3d and conv_transpose3d against torch's better layout, interleaved.
 
     python benchmarks/volumes.py                  # a speech front end, and patches of volumes
     python benchmarks/volumes.py --only conv1d
     python benchmarks/volumes.py --only conv3d --gradients
     python benchmarks/volumes.py --only conv3d --taps 3 1 1
+    python benchmarks/volumes.py --only transposed
+    python benchmarks/volumes.py --only net --side 96   # a net as those for medical images
 
 No speed is printed for a result that is wrong. Both run in both layouts; the speed is torch's
 better time over our better time, beside it ours in planes alone, outputs included.
@@ -14,10 +16,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from functools import partial
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import tilewise
@@ -29,7 +33,12 @@ LINES = [(80, 384, 3, 1500), (80, 384, 5, 1500), (384, 384, 3, 1500), (384, 384,
 # channels and the side of a patch
 VOLUMES = [(32, 32), (32, 64), (32, 96), (64, 32), (64, 64), (64, 96), (128, 32), (128, 48),
            (256, 32)]
+# channels, filters, the side of a patch, taps, padding and output padding, all with stride 2
+SPREAD = [(64, 32, 12, 2, 0, 0), (32, 16, 24, 2, 0, 0), (128, 64, 12, 2, 0, 0),
+          (320, 256, 6, 2, 0, 0), (256, 128, 12, 2, 0, 0), (64, 32, 48, 2, 0, 0),
+          (64, 32, 24, 3, 1, 1), (128, 64, 12, 3, 1, 1), (64, 32, 24, 4, 1, 0)]
 RUNS = {"conv1d": (tilewise.conv1d, F.conv1d), "conv3d": (tilewise.conv3d, F.conv3d)}
+WIDTHS = (32, 64, 128, 256)
 
 
 def last(x: torch.Tensor) -> torch.Tensor:
@@ -97,9 +106,81 @@ def compare(name: str, title: str, shape, taps, args) -> float:
     return ratio
 
 
+def spread(c: int, k: int, side: int, taps: int, *more: int):
+    """Ours and torch's, each in planes and channels-last."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(1, c, *[side] * 3), torch.randn(c, k, *[taps] * 3), torch.randn(k)
+    return [partial(run, image, weight, bias, 2, *more)
+            for run in (tilewise.conv_transpose3d, F.conv_transpose3d) for image in (x, last(x))]
+
+
+def transposed(args) -> list[float]:
+    return [raced(f"transposed {c:3} -> {k:3}, {taps} taps, {side} cubed",
+                  spread(c, k, side, taps, *more), args) for c, k, side, taps, *more in SPREAD]
+
+
+def raced(title: str, runs, args) -> float:
+    """Two of ours, then two of torch's: torch's better time over our better one."""
+    results = [run() for run in runs]
+    apart = max(float((y - results[2]).norm() / results[2].norm()) for y in results[:2])
+    assert apart < 1e-4, f"{title}: differs from torch's by {apart:.1e}"
+    times = interleaved(runs, args.rounds, 0.02, args.budget)
+    ours, theirs = times[:2], times[2:]
+    ratio, median = (min(getattr(t, kind) for t in theirs) / min(getattr(t, kind) for t in ours)
+                     for kind in ("minimum", "median"))
+    print(f"{title}: {min(t.minimum for t in ours) * 1e3:.2f} ms, torch "
+          f"{min(t.minimum for t in theirs) * 1e3:.2f} ms; {ratio:.2f}x (median {median:.2f}x)",
+          flush=True)
+    return ratio
+
+
+def step(i: int, o: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Conv3d(i, o, 3, stride, 1), nn.InstanceNorm3d(o, affine=True),
+                         nn.LeakyReLU(0.01, True))
+
+
+class Net(nn.Module):
+    """A U-Net of volumes: strided convolutions down, transposed ones up, instance norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ends = list(zip((1, *WIDTHS), WIDTHS))
+        self.down = nn.ModuleList(nn.Sequential(step(i, o, 1 if i == 1 else 2), step(o, o))
+                                  for i, o in ends)
+        self.up = nn.ModuleList(nn.ConvTranspose3d(o, i, 2, 2) for i, o in ends[:0:-1])
+        self.join = nn.ModuleList(nn.Sequential(step(2 * i, i), step(i, i))
+                                  for i, _ in ends[:0:-1])
+        self.out = nn.Conv3d(WIDTHS[0], 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for down in self.down:
+            x = down(x)
+            kept.append(x)
+        for up, join, other in zip(self.up, self.join, kept[-2::-1]):
+            x = join(torch.cat((up(x), other), 1))
+        return self.out(x)
+
+
+def net(args) -> list[float]:
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.randn(1, 1, *[args.side] * 3)
+    fast = tilewise.optimize(model, x)
+    for _ in range(3):
+        fast(x)
+    near = last(x)
+    runs = [lambda: fast(x), lambda: fast(near), lambda: model(x), lambda: model(near)]
+    return [raced(f"net, {args.side} cubed", runs, args)]
+
+
+def convolutions(name: str, args) -> list[float]:
+    return [compare(name, *problem, args) for problem in problems(name, args.taps)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=RUNS)
+    parser.add_argument("--only", choices=[*RUNS, "transposed", "net"])
+    parser.add_argument("--side", type=int, default=96, help="of the net's volume")
     parser.add_argument("--gradients", action="store_true", help="forward and backward")
     parser.add_argument("--taps", type=int, nargs=3, default=[3, 3, 3], help="of volumes")
     parser.add_argument("--threads", type=int, default=2)
@@ -108,8 +189,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
-    for name in [args.only] if args.only else RUNS:
-        ratios = [compare(name, *problem, args) for problem in problems(name, args.taps)]
+    others = {"transposed": transposed, "net": net}
+    for name in [args.only] if args.only else (*RUNS, *others):
+        ratios = others[name](args) if name in others else convolutions(name, args)
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         print(f"{name}: geometric mean {mean:.2f}x, least {min(ratios):.2f}x", flush=True)
 

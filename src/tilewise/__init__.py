@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from .conv.lines import conv1d
 from .conv.ops import conv2d
 from .conv.transposed import conv_transpose1d, conv_transpose2d
+from .conv.transposed_volumes import conv_transpose3d
 from .conv.volumes import conv3d
 from .core import Epilogue, Plan, Problem, Schedule, Target, TilewiseError
 from .image.filter2d import filter2d
@@ -23,6 +24,7 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+source"
 
 __all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError", "algorithms",
-           "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "explain",
+           "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+           "conv_transpose3d", "explain",
            "filter2d", "gpu_audit", "nn", "optimize", "profile", "set_cache_limit",
            "set_memory_limit", "stream", "wisdom"]

@@ -13,7 +13,12 @@ from torch.nn import functional as F
 import tilewise
 from tilewise.core import InvalidProblem
 from tilewise.model.captured import blocks
-from tilewise.model.nn import ConvTranspose1d, ConvTranspose2d, TransposedBlock
+from tilewise.model.nn import (
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    TransposedBlock,
+)
 
 ACTIVATIONS: dict[str | None, Any] = {None: lambda x: x, "relu": F.relu, "silu": F.silu}
 
@@ -136,11 +141,12 @@ def test_complaints(change: dict[str, Any], says: str) -> None:
         tilewise.conv_transpose2d(**given)
 
 
-@pytest.mark.parametrize("module", [ConvTranspose2d(6, 5, 3, 2, 1, 1), ConvTranspose1d(6, 5, 4, 2)])
+@pytest.mark.parametrize("module", [ConvTranspose2d(6, 5, 3, 2, 1, 1), ConvTranspose1d(6, 5, 4, 2),
+                                    ConvTranspose3d(6, 5, 3, 2, 1, 1)])
 def test_modules(module: Any) -> None:
     axes = len(module.kernel_size)
     x = torch.randn(1, 6, *(9,) * axes)
-    theirs = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d}[axes].forward
+    theirs = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[axes].forward
     for size in ([], [[20] * axes] if axes == 1 else [[18] * axes]):
         assert torch.allclose(module(x, *size), theirs(module, x, *size), atol=1e-5)
 

@@ -89,9 +89,9 @@ def test_a_grid_is_written_and_read() -> None:
     assert p.code == p.with_(grid=Grid(5, 3, 50, 30)).code  # rows are words of the frame
 
 
-@pytest.mark.parametrize("change", [{"direction": "backward_data"}, {"layout": "nchw"},
+@pytest.mark.parametrize("change", [{"direction": "backward_weight"}, {"layout": "nchw"},
                                     {"epilogue": Epilogue(pool=2)}])
-def test_a_grid_is_of_forward_channels_last(change: dict[str, object]) -> None:
+def test_a_grid_is_of_channels_last_images(change: dict[str, object]) -> None:
     p = Problem.parse("n1c8h9w9k8r3s3p1_f32_forward").with_(grid=Grid(2, 2, 18, 18))
     with pytest.raises(InvalidProblem, match="grid is asked for with"):
         p.with_(**change)

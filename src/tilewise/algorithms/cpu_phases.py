@@ -50,9 +50,11 @@ class CpuPhases(Algorithm):
         if not phases(p):
             return [f"stride is {p.stride} and the image {p.h}x{p.w}, needs a stride above 1 and "
                     "an image as large"]
-        if p.epilogue != Epilogue() and not covers(p):
+        if (p.grid or p.epilogue != Epilogue()) and not covers(p):
             return [f"filter is {p.r}x{p.s} and stride {p.stride}, needs a filter that reaches "
-                    "every pixel where something follows"]
+                    "every pixel where something follows or lies between"]
+        if p.grid and ((p.grid.down, p.grid.across) != (1, 1) or p.grid.w != p.w):
+            return [f"results go to a {p.grid}, need to be whole images"]
         return []
 
     def _able(self, phase: Phase, t: Target) -> list[Algorithm]:
@@ -104,7 +106,7 @@ class CpuPhases(Algorithm):
     def weight_of(self, p: Problem, s: Schedule) -> tuple[Problem, Schedule]:
         """A small image with the same phases, and what their weights depend on."""
         bare = p.with_(n=1, h=p.span_h + p.stride[0], w=p.span_w + p.stride[1],
-                       epilogue=Epilogue())
+                       epilogue=Epilogue(), grid=None)
         return bare, _schedule([(a, a.weight_of(phase.problem, s_)[1])
                                 for phase, a, s_ in self._parts(p, s)])
 

@@ -6,10 +6,11 @@ what the one before wrote. Slices of padding are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,20 +24,22 @@ from ..kernels import precision
 from ..kernels.activations import joined
 from ..kernels.cpu import memory
 from ..runtime.executable import Executable
+from ..runtime.images import channels_last
 from ..runtime.turning import laid_out
 from ..runtime.weights import prepared_taps
 from .calls import Call
 from .devices import target_of
 from .ops import ENGINE
 
-PYTHON = 2e-5  # seconds around a call
+PYTHON = 5e-5  # seconds around a call
 MARGIN, THIN = 0.9, 2.0  # of torch's estimate that ours may take; it is too low for Tx1x1 taps
+SLOW, ROWS = 4.5, 20480  # how much longer torch takes for small volumes, and up to which size
 Place = tuple[bool, bool]  # whether a tap is the first and the last of a sum
 TOGETHER = 8 << 20  # bytes of output slices whose sums are added up at once: few calls, near caches
 
 
 class Stretch(NamedTuple):
-    """Output slices that follow each other and meet the same taps."""
+    """Output slices that follow each other, a step apart, and meet the same taps."""
 
     first: int
     size: int
@@ -60,6 +63,11 @@ class Depth(NamedTuple):
     dilation: int
 
     @property
+    def step(self) -> int:
+        """From an output of a stretch to the next."""
+        return 1
+
+    @property
     def span(self) -> int:
         """Slices under one dilated filter."""
         return (self.taps - 1) * self.dilation + 1
@@ -79,11 +87,43 @@ class Depth(NamedTuple):
     def stretches(self, most: int) -> Iterator[Stretch]:
         """All outputs, at most so many together; with a stride, inputs do not follow each other."""
         for taps, group in groupby(range(self.outputs), self.met):
-            first, *rest = group
-            count = 1 + len(rest)
-            parts = -(-count // most) if self.stride == 1 else count
-            cuts = [first + count * i // parts for i in range(parts + 1)]
-            yield from (Stretch(a, b - a, taps) for a, b in pairwise(cuts))
+            outputs = list(group)
+            yield from _cut(outputs, taps, most if self.stride == 1 else 1)
+
+
+class Spread(NamedTuple):
+    """A transposed convolution along the depth."""
+
+    size: int
+    outputs: int
+    taps: int
+    step: int
+    before: int
+    dilation: int
+
+    def source(self, output: int, tap: int) -> int:
+        """The slice whose product with a tap goes to an output."""
+        return (output + self.before - tap * self.dilation) // self.step
+
+    def met(self, output: int) -> tuple[int, ...]:
+        """The taps that reach an output."""
+        return tuple(tap for tap in range(self.taps)
+                     if (output + self.before - tap * self.dilation) % self.step == 0
+                     and 0 <= self.source(output, tap) < self.size)
+
+    def stretches(self, most: int) -> Iterator[Stretch]:
+        """All outputs, those of each phase of the stride apart, at most so many together."""
+        for phase in range(self.step):
+            for taps, group in groupby(range(phase, self.outputs, self.step), self.met):
+                yield from _cut(list(group), taps, most)
+
+
+def _cut(outputs: list[int], taps: tuple[int, ...], most: int) -> Iterator[Stretch]:
+    """In equal parts of at most so many."""
+    count = len(outputs)
+    parts = -(-count // most)
+    for a, b in pairwise(count * i // parts for i in range(parts + 1)):
+        yield Stretch(outputs[a], b - a, taps)
 
 
 @dataclass(frozen=True)
@@ -91,7 +131,7 @@ class Volume:
     """How the volumes of a problem are convolved; without stretches, torch does it."""
 
     images: Problem  # all output slices, as one problem
-    depth: Depth
+    depth: Depth | Spread
     stretches: tuple[Stretch, ...] = ()
     plans: dict[Place, Plan] = field(default_factory=dict)
 
@@ -99,26 +139,27 @@ class Volume:
     def runs(self) -> dict[Place, Executable]:
         return {place: ENGINE.build(plan) for place, plan in self.plans.items()}
 
-    def __call__(self, call: Call) -> Tensor:
-        """The result, channels-last."""
+    def __call__(self, call: Any) -> Tensor:
+        """The result of a `Call`, or a `Transposed` one, channels-last."""
         p, depth, count = self.images, self.depth, len(call.x)
         x, y = slices(call.x), _empty(p.n, p)
         residual = None if call.residual is None else slices(call.residual)
-        spare = _empty(_most(self.stretches), p)
+        spare = _empty(_most(self.stretches) * depth.step, p)
         taps = {place: _Taps(run, call, place[1]) for place, run in self.runs.items()}
         for image in range(count):
             start = image * depth.outputs
             self._one(taps, x[image * depth.size:], y[start:], spare,
                       None if residual is None else residual[start:])
-        return y.unflatten(0, (count, depth.outputs)).transpose(1, 2)
+        _, k, h, w = p.result_shape
+        return y.as_strided(*channels_last((count, k, depth.outputs, h, w)))
 
     def _one(self, taps: dict[Place, _Taps], x: Tensor, y: Tensor, spare: Tensor,
              residual: Tensor | None) -> None:
         """One volume. Sums go to and fro between two places, so that the last is the result's."""
         for stretch in self.stretches:
-            first, count, _ = stretch
-            here = slice(first, first + count)
-            out, other = y[here], spare[:count]
+            (first, count, _), step = stretch, self.depth.step
+            here = slice(first, first + (count - 1) * step + 1, step)
+            out, other = y[here], spare[:count * step:step]
             if len(stretch.taps) % 2 == 0:
                 out, other = other, out
             before = None if residual is None else residual[here]
@@ -131,7 +172,7 @@ class Volume:
 class _Taps:
     """The taps at one place of a sum, with their weights and what they read for each channel."""
 
-    def __init__(self, run: Executable, call: Call, ends: bool) -> None:
+    def __init__(self, run: Executable, call: Any, ends: bool) -> None:
         self._run, self._weights = run, prepared_taps(call.weight, run).value
         self._channels = joined(call.bias, call.slope if ends else None, call.weight.shape[0])
 
@@ -158,23 +199,40 @@ def _planned(call: Call) -> Volume:
     p, t = images_of(call, len(call.x) * depth.outputs), target_of(call.x)
     if call.algorithm == "vendor" or not all(map(depth.met, range(depth.outputs))):
         return Volume(p, depth)
-    stretches = tuple(depth.stretches(max(1, TOGETHER // (p.output_bytes // p.n))))
-    places = [(stretch.size, place) for stretch in stretches for _, place in stretch.places]
-    most = _most(stretches)
-    plans = {place: _plan(call, p.with_(n=most), t, *place)
-             for place in dict.fromkeys(place for _, place in places)}
-    seconds = sum(_seconds(plans[place], count) for count, place in places) * len(call.x)
-    if call.algorithm is None and not pays(seconds, p, t, depth):
+    volume, seconds = by_taps(p, depth, lambda q: ENGINE.plan(
+        q, t, algorithm=call.algorithm, max_error=call.max_error))
+    if call.algorithm is None and not pays(seconds * len(call.x), p, t, depth,
+                                           len(call.x)):
         return Volume(p, depth)
-    return Volume(p, depth, stretches, plans)
+    return volume
 
 
-def pays(seconds: float, p: Problem, t: Target, depth: Depth) -> bool:
+def by_taps(p: Problem, depth: Depth | Spread,
+            plan: Callable[[Problem], Plan]) -> tuple[Volume, float]:
+    """The plans of all taps, and the seconds that one volume should take."""
+    slice_bytes = 4 * prod(p.result_shape[1:])
+    stretches = tuple(depth.stretches(max(1, TOGETHER // slice_bytes)))
+    places = [(stretch.size, place) for stretch in stretches for _, place in stretch.places]
+    many = p.with_(n=_most(stretches))
+    plans = {place: plan(many.with_(epilogue=_epilogue(p, *place)))
+             for place in dict.fromkeys(place for _, place in places)}
+    return Volume(p, depth, stretches, plans), sum(
+        _seconds(plans[place], count) for count, place in places)
+
+
+def pays(seconds: float, p: Problem, t: Target, depth: Depth, volumes: int) -> bool:
     """Whether torch's convolution of the whole should take longer; with groups it was faster."""
     whole = p.with_(c=p.c * depth.taps)  # as many products, in as long sums
     theirs = ENGINE.plan(whole, t, algorithm="vendor").seconds
     share = THIN if (p.r, p.s) == (1, 1) and p.k >= t.lanes else MARGIN
+    if _is_small(p, depth, volumes):
+        share *= SLOW * max(1.0, 2 * t.lanes / p.k)
     return p.groups == 1 and seconds < share * theirs
+
+
+def _is_small(p: Problem, depth: Depth, volumes: int) -> bool:
+    """Whether torch does without oneDNN: one volume of few rows and channels, a small filter."""
+    return volumes == 1 and min(p.r, p.s) <= 3 and p.c * depth.size * p.h <= ROWS
 
 
 def _seconds(plan: Plan, count: int) -> float:
@@ -183,12 +241,10 @@ def _seconds(plan: Plan, count: int) -> float:
     return PYTHON + algorithm.cost(plan.inner.with_(n=count), plan.target, plan.schedule)
 
 
-def _plan(call: Call, p: Problem, t: Target, begins: bool, ends: bool) -> Plan:
-    """For slices that begin or end a sum: what begins has the bias, what ends the activation."""
-    epilogue = Epilogue(begins and p.epilogue.bias, not begins or p.epilogue.residual,
-                        p.epilogue.activation if ends else None)
-    return ENGINE.plan(p.with_(epilogue=epilogue), t, algorithm=call.algorithm,
-                       max_error=call.max_error)
+def _epilogue(p: Problem, begins: bool, ends: bool) -> Epilogue:
+    """Of slices that begin or end a sum: what begins has the bias, what ends the activation."""
+    return Epilogue(begins and p.epilogue.bias, not begins or p.epilogue.residual,
+                    p.epilogue.activation if ends else None)
 
 
 def _most(stretches: Sequence[Stretch]) -> int:
@@ -213,7 +269,8 @@ def images_of(call: Call, count: int) -> Problem:
 
 
 def _empty(count: int, p: Problem) -> Tensor:
-    return memory.empty(count, p.out_h, p.out_w, p.k).permute(0, 3, 1, 2)
+    _, k, h, w = p.result_shape
+    return memory.empty(count, h, w, k).permute(0, 3, 1, 2)
 
 
 def slices(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
 from ..kernels import precision
 from ..runtime.executable import Executable
-from ..runtime.weights import Norm, folded_transposed, prepared
+from ..runtime.weights import prepared
 from .again import form
 from .calls import (
     GRADIENT,
@@ -52,6 +52,11 @@ class Transposed(NamedTuple):
     dilation: Any
     activation: str | None = None
     max_error: float | None = None
+
+    @property
+    def slope(self) -> None:
+        """There are none behind a transposed convolution."""
+        return None
 
 
 def conv_transpose2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
@@ -91,44 +96,18 @@ def conv_transpose2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
                                 max_error=max_error).squeeze(0)
     call = call_of(x, weight, bias, stride, padding, output_padding, groups, dilation,
                    activation=activation, residual=residual, max_error=max_error)
-    if x.dim() != 4 or weight.dim() != 4 or not _is_gradient(call):
-        return _by_torch(call)  # which says what is wrong, if something is
+    if x.dim() != 4 or weight.dim() != 4 or not is_gradient(call):
+        return by_torch(call)  # which says what is wrong, if something is
     who = gate(Call(x, weight, bias, residual))
     if who == KERNEL:
         return _run(call)
     if who == OPERATOR:
         result: Tensor = _OP(*call)
         return result
-    return _differentiable(call) if who == GRADIENT else _by_torch(call)
+    return _differentiable(call) if who == GRADIENT else by_torch(call)
 
 
-def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Norm | None,
-           activation: str | None = None, max_error: float | None = None) -> Tensor:
-    """`conv_transpose2d` or `conv_transpose1d` with a batch norm in eval mode behind it.
-
-    It is multiplied into the weight, which is remembered, where nobody watches.
-    """
-    run: Any = _lines if weight.dim() == 3 else conv_transpose2d
-    if norm is None:
-        return run(x, weight, bias, *args, activation=activation, max_error=max_error)
-    if weight.dim() == 4 and x.dim() != 4:  # as torch's norm says
-        raise ValueError(f"expected 4D input (got {x.dim()}D input)")
-    groups = args[3]
-    fits = norm[0].dtype == weight.dtype and norm[0].shape == (weight.shape[1] * groups,)
-    if fits and x.dim() == weight.dim() and gate(Call(x, weight, bias), *norm[:4]) == KERNEL:
-        weight, bias = folded_transposed(weight, bias, norm, groups)
-        return run(x, weight, bias, *args, activation=activation, max_error=max_error)
-    mean, variance, scale, shift, eps = norm
-    y = run(x, weight, bias, *args, max_error=max_error)
-    return then(F.batch_norm(y, mean, variance, scale, shift, eps=eps), activation, 1)
-
-
-def _lines(*args: Any, **options: Any) -> Tensor:
-    """As models expect signals: contiguous."""
-    return conv_transpose1d(*args, **options).contiguous()
-
-
-def _is_gradient(call: Transposed) -> bool:
+def is_gradient(call: Transposed) -> bool:
     """Whether a convolution of the result would give an image of the input's size."""
     return all(0 <= more < step for more, step in zip(call.output_padding, call.stride))
 
@@ -136,8 +115,8 @@ def _is_gradient(call: Transposed) -> bool:
 def call_of(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
             output_padding: Any, groups: int, dilation: Any, *, activation: str | None = None,
             residual: Tensor | None = None, max_error: float | None = None) -> Transposed:
-    """A call with numbers for both axes; of one axis, as images of one row."""
-    axes = 1 if weight.dim() == 3 else 2
+    """A call with numbers for all axes; of one axis, as images of one row."""
+    axes = weight.dim() - 2 if weight.dim() in (3, 5) else 2
     asked = axes, stride, padding, output_padding, groups, dilation, activation
     try:
         options = _options(*asked) if torch.compiler.is_compiling() else _known_options(*asked)
@@ -153,7 +132,7 @@ def call_of(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding
 
 def _options(axes: int, stride: Any, padding: Any, output_padding: Any, groups: int,
              dilation: Any, activation: str | None) -> tuple[Any, ...]:
-    """Numbers for both axes, checked, in the order of the operator's arguments."""
+    """Numbers for all axes, checked, in the order of the operator's arguments."""
     if activation == "prelu":
         raise InvalidProblem("activation is 'prelu', needs one without slopes")
     steps, around, more, apart = (
@@ -197,17 +176,18 @@ def _differentiable(call: Transposed) -> Tensor:
     return then(_OP(*call._replace(activation=None)), call.activation, 1)
 
 
-def _by_torch(call: Transposed) -> Tensor:
-    y = F.conv_transpose2d(call.x, call.weight, call.bias, call.stride, call.padding,
-                           call.output_padding, call.groups, call.dilation)
+def by_torch(call: Transposed) -> Tensor:
+    run = F.conv_transpose3d if len(call.stride) == 3 else F.conv_transpose2d
+    y = run(call.x, call.weight, call.bias, call.stride, call.padding, call.output_padding,
+            call.groups, call.dilation)
     return then(y if call.residual is None else y + call.residual, call.activation, 1)
 
 
 def _run(call: Transposed) -> Tensor:
     x, weight = call.x, call.weight
     if len(x) == 0 or not x.is_cpu or x.dtype != torch.float32:
-        return _by_torch(call)
-    _check(call)
+        return by_torch(call)
+    check(call)
     executable = _executable(call)
     ENGINE.tell(executable.plan)
     return executable(x, prepared(weight, executable).value, call.bias, call.residual)
@@ -239,7 +219,7 @@ def problem_of(call: Transposed) -> Problem:
                    Epilogue(call.bias is not None, call.residual is not None, call.activation))
 
 
-def _check(call: Transposed) -> None:
+def check(call: Transposed) -> None:
     """What torch would complain about, and a residual that does not fit; in every call."""
     x, weight, bias, residual = call[:4]
     shape = result_shape(call)
@@ -257,7 +237,7 @@ def result_shape(call: Transposed) -> tuple[int, ...]:
     x, weight = call.x, call.weight
     sizes = [(x.shape[2 + i] - 1) * call.stride[i] - 2 * call.padding[i]
              + call.dilation[i] * (weight.shape[2 + i] - 1) + call.output_padding[i] + 1
-             for i in range(2)]
+             for i in range(len(call.stride))]
     return x.shape[0], weight.shape[1] * call.groups, *sizes
 
 
@@ -272,7 +252,7 @@ def _conv_transpose2d(*args: Any) -> Tensor:
 def _fake(*args: Any) -> Tensor:
     """Shape and strides of the result, without computing it."""
     call = Transposed(*args)
-    _check(call)
+    check(call)
     n, c, h, w = result_shape(call)
     if is_channels_last(call.x) or is_channels_last(call.weight):
         return call.x.new_empty((n, h, w, c)).permute(0, 3, 1, 2)

@@ -65,7 +65,7 @@ def _smallest(p: Problem, a: _Axis, b: _Axis) -> Phase:
         n=1, c=p.k, k=p.c, h=(len(a.taps) - 1) * a.dilation + 1,
         w=(len(b.taps) - 1) * b.dilation + 1, r=len(a.taps), s=len(b.taps), stride=(1, 1),
         padding=(0, 0, 0, 0), dilation=(a.dilation, b.dilation), direction="forward",
-        epilogue=Epilogue())
+        epilogue=Epilogue(), grid=None)
     return Phase(problem, (a.first, b.first), a.taps, b.taps)
 
 
@@ -93,9 +93,10 @@ def _axis(size: int, outputs: int, taps: int, stride: int, dilation: int,
 
 
 def _phase(p: Problem, a: _Axis, b: _Axis) -> Phase:
+    whole = (p.h, p.w) if p.grid is None else p.grid[2:]
     problem = p.with_(
         c=p.k, k=p.c, h=p.conv_h, w=p.conv_w, r=len(a.taps), s=len(b.taps), stride=(1, 1),
         padding=(*a.padding, *b.padding), dilation=(a.dilation, b.dilation), direction="forward",
-        grid=Grid(p.stride[0], p.stride[1], p.h, p.w))
+        grid=Grid(p.stride[0], p.stride[1], *whole))
     assert (problem.conv_h, problem.conv_w) == (a.size, b.size)
     return Phase(problem, (a.first, b.first), a.taps, b.taps)

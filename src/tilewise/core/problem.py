@@ -97,10 +97,10 @@ class Problem:
                 "nhwc", "f32", "forward"):
             yield (f"mask is asked for with {self.layout}, {self.dtype}, {self.direction}, needs "
                    "nhwc, f32, forward")
-        if self.grid and (self.direction, self.layout, self.epilogue.pool) != (
-                "forward", "nhwc", 1):
+        if self.grid and (self.direction == "backward_weight" or
+                          (self.layout, self.epilogue.pool) != ("nhwc", 1)):
             yield (f"grid is asked for with {self.direction}, {self.layout}, pool "
-                   f"{self.epilogue.pool}, needs forward, nhwc, no pool")
+                   f"{self.epilogue.pool}, needs images as results, nhwc, no pool")
         if min(*self.stride, *self.dilation) < 1:
             return  # no output size to speak of
         if min(self.conv_h, self.conv_w) < 1:
@@ -164,9 +164,9 @@ class Problem:
     @property
     def result_shape(self) -> tuple[int, int, int, int]:
         """Of what is computed: the output, or the gradient of the input or of the weight."""
-        whole = (self.out_h, self.out_w) if self.grid is None else self.grid[2:]
-        return {"forward": (self.n, self.k, *whole),
-                "backward_data": (self.n, self.c, self.h, self.w),
+        whole = None if self.grid is None else self.grid[2:]
+        return {"forward": (self.n, self.k, *(whole or (self.out_h, self.out_w))),
+                "backward_data": (self.n, self.c, *(whole or (self.h, self.w))),
                 "backward_weight": (self.k, self.group_c, self.r, self.s)}[self.direction]
 
     @property

@@ -20,8 +20,8 @@ from ..conv.linear import Linear, plan_of
 from ..conv.ops import ENGINE
 from ..conv.options import options_of
 from ..conv.transposed import call_of
-from ..conv.transposed import plan_of as plan_of_transposed
-from ..conv.transposed import shape_of as shape_of_transposed
+from ..conv.transposed_axes import plans_of as plans_of_transposed
+from ..conv.transposed_axes import shape_of as shape_of_transposed
 from ..core.plan import Plan
 from ..core.watching import telling
 from ..kernels.cpu.emit.launch import is_compiled
@@ -117,9 +117,10 @@ def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> 
     call = call_of(x, weight, bias if norm is None else norm.running_mean, *rest,
                    activation=block.activation, max_error=block.max_error)
     if x.dtype == torch.float32:
-        _ask(plan_of_transposed(call), found)
+        for plan in plans_of_transposed(call):
+            _ask(plan, found)
     y = shape_of_transposed(call)
-    return y if block.axes == 2 else y.squeeze(-2)
+    return y.squeeze(-2) if block.axes == 1 else y
 
 
 class _Later(Exception):

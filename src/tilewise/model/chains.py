@@ -28,11 +28,18 @@ ARITHMETIC: dict[Any, str] = {
     **dict.fromkeys((torch.sqrt, "sqrt", "sqrt_"), "sqrt"),
     **dict.fromkeys((torch.maximum, "maximum"), "maximum"),
     **dict.fromkeys((torch.minimum, "minimum"), "minimum")}
+NORMS = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}  # and the rank of what they take
 ADDCMUL = (torch.addcmul, "addcmul")
 MOST = 4  # operands of one kernel
 # what makes small images of large ones: pools and reductions, which a chain of small ones begins
 POOLS = ("mean", "sum", "norm", "linalg_vector_norm", "amax", "adaptive_avg_pool2d",
-         "adaptive_max_pool2d")
+         "adaptive_max_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool3d")
+POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d)
+
+
+def rank_of(module: Any) -> int:
+    """Of what a batch norm takes; 0 for what is none."""
+    return next((rank for kind, rank in NORMS.items() if isinstance(module, kind)), 0)
 
 
 class Chain:
@@ -94,7 +101,7 @@ class Fused:
             return None
         given = list(operands)
         for norm in self._norms:
-            if norm.training or operands[0].dim() != 4:
+            if norm.training or operands[0].dim() != rank_of(norm):
                 return None
             given += _affine(norm)
         return self._kernel(given)
@@ -138,7 +145,7 @@ class Chains:
     def _is_small(self, node: fx.Node) -> bool:
         """By its name: whoever is mistaken for small is computed apart, and right."""
         module = self._module_of(node)
-        if isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d):
+        if isinstance(module, POOLING):
             return True
         if isinstance(module, nn.Upsample) or name_of(node) == "interpolate":
             return False
@@ -166,7 +173,7 @@ class Chains:
         """The node alone."""
         module = self._module_of(node)
         image = node.args[0] if node.args else None
-        if type(module) is nn.BatchNorm2d or node.target is F.batch_norm:
+        if type(module) in NORMS or node.target is F.batch_norm:
             return self._norm(node, module, image)
         if node.op in ("call_function", "call_method") and node.target in ARITHMETIC:
             return None if self._numbers.issuperset(node.all_input_nodes) else _arithmetic(node)
@@ -191,7 +198,7 @@ class Chains:
             module = self._norm_of(node) if plain else None
         if module is None or module.training or not module.track_running_stats:
             return None
-        if not isinstance(module, nn.BatchNorm2d) or not isinstance(image, fx.Node):
+        if not rank_of(module) or not isinstance(image, fx.Node):
             return None
         step = (node, "fma", image, (module, 0), (module, 1))
         return Chain([node], [image], [module], [step])

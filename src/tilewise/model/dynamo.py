@@ -17,7 +17,7 @@ from ..conv.axes import convolve as run
 from ..conv.calls import is_by_filter
 from ..conv.ops import then
 from ..conv.options import output_shape
-from ..conv.transposed import normed as transpose
+from ..conv.transposed_axes import normed as transpose
 from .effects import Effects
 from .layout import Drawn, Inside
 from .patterns import (
@@ -31,7 +31,8 @@ from .patterns import (
 )
 
 AXES = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
-TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2}
+TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2,
+              torch.conv_transpose3d: 3}
 NORM = ("running_mean", "running_var", "weight", "bias", "eps")
 
 

@@ -13,7 +13,7 @@ from ..conv.axes import convolve
 from ..conv.calls import is_by_filter
 from ..conv.ops import call_again, then
 from ..conv.options import options_of, output_shape
-from ..conv.transposed import conv_transpose1d, conv_transpose2d, normed
+from ..conv.transposed_axes import TRANSPOSED, normed
 from ..core.errors import TilewiseError
 from ..runtime.weights import Norm, fold, fold_transposed
 
@@ -58,9 +58,11 @@ class _Transposed:
     def forward(self: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         more = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size,
                                     len(self.kernel_size), self.dilation)
-        run = conv_transpose1d if len(self.kernel_size) == 1 else conv_transpose2d
-        return run(x, self.weight, self.bias, self.stride, self.padding, more, self.groups,
-                   self.dilation, max_error=getattr(self, "max_error", None))
+        run = TRANSPOSED[len(self.kernel_size)]
+        result: Tensor = run(x, self.weight, self.bias, self.stride, self.padding, more,
+                             self.groups, self.dilation,
+                             max_error=getattr(self, "max_error", None))
+        return result
 
 
 class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
@@ -76,6 +78,14 @@ class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
 
     >>> ConvTranspose2d(8, 4, 2, stride=2)(torch.randn(1, 8, 16, 16)).shape
     torch.Size([1, 4, 32, 32])
+    """
+
+
+class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
+    """`torch.nn.ConvTranspose3d`, computed by tilewise.
+
+    >>> ConvTranspose3d(8, 4, 2, stride=2)(torch.randn(1, 8, 6, 16, 16)).shape
+    torch.Size([1, 4, 12, 32, 32])
     """
 
 
@@ -212,7 +222,7 @@ class Block(nn.Module):
 
 
 class TransposedBlock(Block):
-    """A transposed convolution of one or two axes (+ batch norm) (+ activation).
+    """A transposed convolution of one, two or three axes (+ batch norm) (+ activation).
 
     >>> TransposedBlock(nn.ConvTranspose2d(8, 4, 2, 2))(torch.randn(1, 8, 5, 5)).shape
     torch.Size([1, 4, 10, 10])

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.nn import functional as F
 
-from ..runtime import norms, pools, resampling, softmax, totals
+from ..runtime import norms, pools, resampling, softmax, totals, volumes
 from ..runtime.concatenation import concatenated
 from ..runtime.shuffling import channel_shuffle
 from .native import Value, filled
@@ -88,7 +88,8 @@ def _vector_norm(x: Tensor, dim: Any, keepdim: Any, **order: Any) -> Tensor | No
 
 def _upsample(x: Tensor, size: Any, scale_factor: Any, mode: str,
               align_corners: bool | None) -> Tensor | None:
-    return resampling.upsample(x, size, scale_factor, mode, align_corners)
+    run = volumes.upsample if x.dim() == 5 else resampling.upsample
+    return run(x, size, scale_factor, mode, align_corners)
 
 
 def _softmax(x: Tensor, dim: Any) -> Tensor | None:
@@ -112,6 +113,16 @@ ROWS = (
         (F.adaptive_avg_pool2d,), {"output_size": REQUIRED}),
     Row("max pool", pools.adaptive_max_pool2d, (nn.AdaptiveMaxPool2d,), (F.adaptive_max_pool2d,),
         {"output_size": REQUIRED, "return_indices": False}, {"return_indices": False}),
+    Row("max pool", volumes.max_pool3d, (nn.MaxPool3d,), (F.max_pool3d, torch.max_pool3d),
+        {"kernel_size": REQUIRED, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False,
+         "return_indices": False}, {"return_indices": False}),
+    Row("average pool", volumes.avg_pool3d, (nn.AvgPool3d,), (F.avg_pool3d,),
+        {"kernel_size": REQUIRED, "stride": None, "padding": 0, "ceil_mode": False,
+         "count_include_pad": True, "divisor_override": None}),
+    Row("average pool", volumes.adaptive_avg_pool3d, (nn.AdaptiveAvgPool3d,),
+        (F.adaptive_avg_pool3d,), {"output_size": REQUIRED}),
+    Row("max pool", volumes.adaptive_max_pool3d, (nn.AdaptiveMaxPool3d,), (F.adaptive_max_pool3d,),
+        {"output_size": REQUIRED, "return_indices": False}, {"return_indices": False}),
     Row("mean", partial(_over, "mean"), (), (torch.mean, "mean"),
         {"dim": REQUIRED, "keepdim": False, "dtype": None}, {"dtype": None}),
     Row("sum", partial(_over, "sum"), (), (torch.sum, "sum"),
@@ -133,7 +144,7 @@ ROWS = (
     Row("group norm", norms.group_norm, (nn.GroupNorm,), (F.group_norm,),
         {"num_groups": REQUIRED, "weight": None, "bias": None, "eps": 1e-5}, tensors=AFFINE,
         activates=True),
-    Row("instance norm", _instance_norm, (nn.InstanceNorm2d,), (F.instance_norm,),
+    Row("instance norm", _instance_norm, (nn.InstanceNorm2d, nn.InstanceNorm3d), (F.instance_norm,),
         {"running_mean": None, "running_var": None, "weight": None, "bias": None,
          "use_input_stats": True, "momentum": 0.1, "eps": 1e-5},
         {"running_mean": None, "running_var": None, "use_input_stats": True}, AFFINE,
@@ -188,10 +199,14 @@ class Run:
 
 
 class Cat:
-    """cat(*parts) along the channels."""
+    """cat(*parts) along an axis, if that is the channels'."""
+
+    def __init__(self, axis: int) -> None:
+        self._axis = axis
 
     def __call__(self, *parts: Tensor) -> Tensor | None:
-        return concatenated(parts) if all(x.dim() == 4 for x in parts) else None
+        fits = all(x.dim() in (4, 5) and self._axis % x.dim() == 1 for x in parts)
+        return concatenated(parts) if fits else None
 
 
 def asked(node: fx.Node, module: Any, activation: str | None = None) -> Asked | None:
@@ -232,8 +247,9 @@ def row_of(node: fx.Node, module: Any) -> Row | None:
 def _cat(node: fx.Node) -> Asked | None:
     given = {**dict(zip(("tensors", "dim"), node.args)), **node.kwargs}
     parts = given.get("tensors")
-    if given.get("dim") not in (1, -3) or not isinstance(parts, tuple | list) or len(given) != 2:
+    if given.get("dim") not in (1, -3, -4) or len(given) != 2:
         return None
-    if not parts or not all(isinstance(part, fx.Node) for part in parts):
+    nodes = isinstance(parts, tuple | list) and all(isinstance(part, fx.Node) for part in parts)
+    if not nodes or not parts:
         return None
-    return Asked("cat", tuple(parts), Cat())
+    return Asked("cat", tuple(parts), Cat(given["dim"]))

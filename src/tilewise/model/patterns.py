@@ -15,7 +15,8 @@ from .activations import of_call, of_module, slope_of
 from .effects import Effects
 
 AXES: dict[type, int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-TRANSPOSED: dict[type, int] = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2}
+TRANSPOSED: dict[type, int] = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2,
+                               nn.ConvTranspose3d: 3}
 CONVOLUTIONS = {**AXES, **TRANSPOSED}
 NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,8 @@ from ..kernels.cpu.between.concatenation import MOST as TOGETHER
 from ..kernels.cpu.between.concatenation import Parts, make, sizes
 from ..kernels.cpu.emit.launch import Launch, launch_of
 from ..kernels.cpu.emit.requests import Request
-from .images import extent, pitch_of
-from .pointwise import Layout, Layouts, channels_last, empty, host, layouts_of
+from .images import Layout, as_images, channels_last, extent, pitch_of
+from .pointwise import Layouts, empty, host, layouts_of
 
 
 class Run(NamedTuple):
@@ -35,7 +36,7 @@ class Run(NamedTuple):
 
 
 def concatenated(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor | None:
-    """torch.cat(parts, 1) of channels-last images, or slices of channels of such.
+    """torch.cat(parts, 1) of channels-last images or volumes, or slices of channels of such.
 
     None where that is torch's to do. `out` has the result's shape, and may be such a slice too.
     """
@@ -51,24 +52,25 @@ def concatenated(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor |
 
 def _made(layouts: Layouts, is_new: bool, threads: int) -> Run | None:
     count = len(layouts) if is_new else len(layouts) - 1
-    if count == 0 or any(dtype != torch.float32 or len(shape) != 4 or 0 in shape
+    if count == 0 or any(dtype != torch.float32 or len(shape) not in (4, 5) or 0 in shape
                          for shape, _, dtype in layouts):
         return None
-    n, _, h, w = layouts[0][0]
+    n, _, *pixels = layouts[0][0]
     columns = [shape[1] for shape, _, _ in layouts[:count]]
-    made = channels_last((n, sum(columns), h, w))
+    made = channels_last((n, sum(columns), *pixels))
     to = layouts[count][:2] if len(layouts) > count else made
-    whole = [(n, own, h, w) for own in columns] + [made[0]] * (len(layouts) - count)
-    pitches = [pitch_of(shape, strides) for shape, strides, _ in layouts[:count]]
-    pitch = pitch_of(*to)
+    whole = [(n, own, *pixels) for own in columns] + [made[0]] * (len(layouts) - count)
+    pitches = [pitch_of(*as_images(shape, strides)) for shape, strides, _ in layouts[:count]]
+    pitch = pitch_of(*as_images(*to))
     if [tuple(shape) for shape, *_ in layouts] != whole or not all((pitch, *pitches)):
         return None
-    target, threads = host(n * h * w * sum(columns))
+    rows = n * prod(pixels)
+    target, threads = host(rows * sum(columns))
     launches = []
     for first in range(0, count, TOGETHER):
         which = slice(first, first + TOGETHER)
         request = Request(make, Parts(len(columns[which])), Schedule(), target.row, (), True)
-        words = sizes(n * h * w, columns[which], pitches[which], pitch)
+        words = sizes(rows, columns[which], pitches[which], pitch)
         launches.append((launch_of(request, words), sum(columns[:first]), which))
     return Run(tuple(launches), threads, made)
 

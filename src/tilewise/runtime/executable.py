@@ -37,7 +37,7 @@ class Executable:
     For the gradient of the input, x is that of the output; for the gradient of the weight, the
     prepared weight is the gradient of the output. `out` has the result's strides, and may have
     fewer images than the problem. It must not be the residual: tiles of some kernels overlap, and
-    would add it twice.
+    would add it twice. Where results lie on a grid, so does the residual.
     """
 
     def __init__(self, plan: Plan, algorithm: Algorithm,
@@ -88,7 +88,7 @@ class Executable:
         layout, inner = self._layout, self.plan.inner
         x, fused = laid_out(x, layout), residual
         if residual is not None:
-            residual = laid_out(residual, layout)
+            residual = residual if inner.grid else laid_out(residual, layout)
             fused = residual if inner.epilogue.residual else None
         mask = masks.empty(inner, self.plan.target) if inner.epilogue.mask else None
         ready = type(weight) is Ready

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 Sizes = tuple[int, ...]
+Layout = tuple[Sizes, Sizes]  # shape and strides
 
 
 def pitch_of(shape: Sizes, strides: Sizes) -> int:
@@ -19,6 +20,25 @@ def pitch_of(shape: Sizes, strides: Sizes) -> int:
     fits = ((c == 1 or channel == 1) and pitch >= c and (h == 1 or row == w * pitch)
             and (n == 1 or image == h * w * pitch))
     return pitch if fits else 0
+
+
+def as_images(shape: Sizes, strides: Sizes) -> Layout:
+    """Volumes (N, C, D, H, W) as images of D * H rows, where they lie so; others as they are."""
+    if len(shape) != 5:
+        return shape, strides
+    (n, c, d, h, w), (image, channel, plane, row, column) = shape, strides
+    if d == 1 or plane == h * row:
+        return (n, c, d * h, w), (image, channel, row, column)
+    return ((n, c, d, w), (image, channel, plane, column)) if h == 1 else (shape, strides)
+
+
+def channels_last(shape: Sizes) -> Layout:
+    """Images or volumes without gaps."""
+    count, strides = shape[1], list[int]()
+    for size in reversed(shape[2:]):
+        strides.insert(0, count)
+        count *= size
+    return shape, (count, 1, *strides)
 
 
 def extent(tensor: Tensor) -> int:

@@ -7,6 +7,7 @@ that torch refuses.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from ..core.schedule import Schedule
 from ..core.target import Target
 from ..kernels.cpu.between import groups, norms
 from ..kernels.cpu.emit.launch import launcher
-from .images import pitch_of
+from .images import as_images, channels_last, pitch_of
 from .rows import Run, Runs, Sizes, is_vector, rows_of
 from .sweeps import ANY
 
@@ -52,11 +53,12 @@ _layer_runs = Runs(_layer)
 def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None,
                bias: Tensor | None = None, eps: float = 1e-5,
                activation: str | None = None) -> Tensor | None:
-    """torch.nn.functional.group_norm of channels-last images, or slices of their channels.
+    """torch.nn.functional.group_norm of channels-last images or volumes, or slices of their
+    channels.
 
     An activation may follow, any step of core/activations.py without slopes.
     """
-    if x.dim() != 4 or not (is_vector(weight, x.shape[1]) and is_vector(bias, x.shape[1])):
+    if x.dim() not in (4, 5) or not (is_vector(weight, x.shape[1]) and is_vector(bias, x.shape[1])):
         return None
     run = _group_runs(x, num_groups, weight is not None, bias is not None, eps, activation)
     return None if run is None else run(x, weight, bias)
@@ -65,26 +67,25 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None,
 def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
                   eps: float = 1e-5, activation: str | None = None) -> Tensor | None:
     """torch.nn.functional.instance_norm without running statistics, as `group_norm`."""
-    if x.dim() != 4 or x.shape[2] * x.shape[3] == 1:  # which torch refuses
+    if x.dim() not in (4, 5) or prod(x.shape[2:]) == 1:  # which torch refuses
         return None
     return group_norm(x, x.shape[1], weight, bias, eps, activation)
 
 
 def _group(shape: Sizes, strides: Sizes, threads: int, many: int, weight: bool, bias: bool,
            eps: float, activation: str | None) -> Run | None:
-    pitch = pitch_of(shape, strides)
-    if not pitch or many < 1 or shape[1] % many or shape[0] * shape[1] // many * shape[2] * (
-            shape[3]) == 1:
+    images = as_images(shape, strides)
+    pitch = pitch_of(*images)
+    if not pitch or many < 1 or shape[1] % many or prod(shape) // many == 1:
         return None
     if activation is not None and parsed(activation)[0].name in SLOPED:
         return None
-    n, c, h, w = shape
+    n, c, h, w = images[0]
     row = Target.host().row
     words, scratch = groups.sizes(groups.Shape(n, h * w, c, pitch, many), eps, row.lanes)
     launch = launcher(groups.make, ANY.with_(epilogue=Epilogue(activation=activation)), Schedule(),
                       row, int(weight), int(bias), sizes=words)
-    made = shape, (h * w * c, 1, w * c, c)
-    return Run(launch, threads if n * c * h * w >= GROUP else 1, made, scratch)
+    return Run(launch, threads if prod(shape) >= GROUP else 1, channels_last(shape), scratch)
 
 
 _group_runs = Runs(_group)

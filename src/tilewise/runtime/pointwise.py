@@ -21,12 +21,11 @@ from ..kernels.cpu import memory
 from ..kernels.cpu.between.pointwise import PLACES, Chain, Step, make, sizes
 from ..kernels.cpu.emit.launch import Launch, launch_of
 from ..kernels.cpu.emit.requests import Request
-from .images import Sizes, pitch_of
+from .images import Layout, Sizes, as_images, channels_last, pitch_of
 
 FEW, FEW_LONG = 1 << 16, 1 << 15  # floats below which one thread is as good, by `Chain.is_long`
 POOLED = 16 << 20  # bytes from which memory of the pool is worth what it takes to get it
 
-Layout = tuple[Sizes, Sizes]  # shape and strides
 Layouts = tuple[tuple[Sizes, Sizes, torch.dtype], ...]
 
 
@@ -98,10 +97,11 @@ def _run_of(steps: tuple[Step, ...], kinds: Sequence[str | None] | None, layouts
     if any(dtype != torch.float32 or prod(shape) == 0 for shape, _, dtype in layouts):
         return None
     tensors = [(tuple(shape), strides) for shape, strides, _ in layouts]
-    given = [_four(*layout, kind) for layout, kind in zip(
+    rank = max(4, *(len(shape) for shape, _ in tensors))
+    given = [_whole(*layout, kind, rank) for layout, kind in zip(
         tensors[:count], kinds or (None,) * count)]
     to = tensors[count] if len(tensors) > count else None
-    return (_flat(steps, given, to) or _in_rows(steps, given, to)
+    return (_flat(steps, given, to) or _in_rows(steps, given, to) or _volumes(steps, given, to)
             or (None if to else _moved(steps, given)))
 
 
@@ -132,12 +132,13 @@ def layouts_of(tensors: Sequence[Tensor]) -> Layouts | None:
     return tuple(found) if KNOWN else None
 
 
-def _four(shape: Sizes, strides: Sizes, kind: str | None) -> Layout:
+def _whole(shape: Sizes, strides: Sizes, kind: str | None, rank: int) -> Layout:
     """With the sizes of one that a vector for channels, images or pixels has by its kind."""
+    behind = (rank - 2) * (1,), (rank - 2) * (0,)
     if kind == "channel" and len(shape) == 1:
-        return (1, *shape, 1, 1), (0, *strides, 0, 0)
+        return (1, *shape, *behind[0]), (0, *strides, *behind[1])
     if kind == "each" and len(shape) == 2:
-        return (*shape, 1, 1), (*strides, 0, 0)
+        return (*shape, *behind[0]), (*strides, *behind[1])
     if kind == "pixel" and len(shape) == 3:
         return (shape[0], 1, *shape[1:]), (strides[0], 0, *strides[1:])
     return shape, strides
@@ -193,6 +194,19 @@ def _in_rows(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) ->
     kinds, pitches = zip(*(one for one in found if one))
     n, c, h, w = shape
     return _made(Chain(kinds, steps), (n, h * w, c), pitches, pitch, made)
+
+
+def _volumes(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Run | None:
+    """Images whose rows are those of all slices; what broadcasts does so along both axes."""
+    if max(len(shape) for shape, _ in given) != 5:
+        return None
+    padded = [_padded(layout, 5) for layout in given]
+    whole = tuple(max(sizes) for sizes in zip(*(shape for shape, _ in padded)))
+    if any(shape[2:4] not in ((1, 1), whole[2:4]) for shape, _ in padded) or (
+            to is not None and to[0] != whole):
+        return None
+    run = _in_rows(steps, [as_images(*layout) for layout in padded], to and as_images(*to))
+    return run and run._replace(made=channels_last(whole))
 
 
 def _moved(steps: tuple[Step, ...], given: list[Layout]) -> Run | None:
@@ -251,11 +265,6 @@ def _operand(layout: Layout, whole: Sizes) -> tuple[str, int] | None:
     if shape == (n, c, 1, 1):
         return "each", own
     return ("pixel", own) if shape == (n, 1, h, w) else None
-
-
-def channels_last(shape: Sizes) -> Layout:
-    _, c, h, w = shape
-    return shape, (h * w * c, 1, w * c, c)
 
 
 def _made(chain: Chain, extent: tuple[int, int, int], pitches: Sequence[int], pitch: int,

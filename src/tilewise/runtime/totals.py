@@ -12,10 +12,11 @@ from ..core.target import Target
 from ..kernels.cpu.between import totals as kernels
 from ..kernels.cpu.between.totals import LARGEST, LENGTH, SUM
 from ..kernels.cpu.emit.launch import launcher
+from .images import as_images
 from .pointwise import pointwise
 from .pools import global_average, global_largest, global_length, global_sum
 from .rows import Run, Runs, Sizes, pixels_of, rows_of
-from .sweeps import ANY
+from .sweeps import ANY, is_plain
 
 FEW = 1 << 15  # floats below which one thread is done before another began
 MOST = 4  # parts that one kernel adds
@@ -29,8 +30,9 @@ OF_PIXELS = {"sum": global_sum, "mean": global_average, "amax": global_largest,
 def total(kind: str, x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor | None:
     """x.sum(dim, keepdim), or its mean, amax or norm.
 
-    Over the pixels or the channels of channels-last images, over the last axis, over the first of
-    two axes that share the channels, or over that of a few images in a stack.
+    Over the pixels of channels-last images or volumes, over the channels of images, over the last
+    axis, over the first of two axes that share the channels, or over that of a few images in a
+    stack.
     """
     rank = x.dim()
     given = (dim,) if isinstance(dim, int) else tuple(dim)
@@ -42,10 +44,21 @@ def total(kind: str, x: Tensor, dim: int | Sequence[int], keepdim: bool = False)
     if rank == 4 and axes == {1, 2}:
         y = OF_PIXELS[kind](x.permute(0, 3, 1, 2), keepdim)
         return y.permute(0, 2, 3, 1) if keepdim and y is not None else y
+    if rank == 5 and axes == {2, 3, 4}:
+        return _of_volumes(kind, x, keepdim)
     if rank == 5 and axes <= {0, 1} and len(axes) == 1:
         return _of_parts(kind, x, min(axes), keepdim)
     run = _runs(x, KINDS[kind], min(axes), keepdim) if len(axes) == 1 else None
     return None if run is None else run(x)
+
+
+def _of_volumes(kind: str, x: Tensor, keepdim: bool) -> Tensor | None:
+    """Over all of a volume, as an image of the rows of all slices."""
+    images = as_images(tuple(x.shape), x.stride())
+    if len(images[0]) != 4 or not is_plain(x):
+        return None
+    y = OF_PIXELS[kind](x.as_strided(*images, x.storage_offset()), keepdim)
+    return y.unsqueeze(-1) if keepdim and y is not None else y
 
 
 def _of_parts(kind: str, x: Tensor, axis: int, keepdim: bool) -> Tensor | None:

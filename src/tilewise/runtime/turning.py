@@ -15,7 +15,7 @@ from ..kernels.cpu import memory
 from ..kernels.cpu.between import turn
 from ..kernels.cpu.emit.launch import launch_of
 from ..kernels.cpu.emit.requests import Request
-from .images import pitch_of
+from .images import channels_last, pitch_of
 from .pointwise import Pointwise
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
@@ -53,7 +53,9 @@ def _volumes(x: Tensor, layout: torch.memory_format, pooled: bool) -> Tensor:
     if not x.is_contiguous(memory_format=other):
         return x.contiguous(memory_format=layout)
     two = torch.channels_last if to_last else layout
-    return laid_out(x.flatten(2, 3), two, pooled).unflatten(2, x.shape[2:4])
+    y = laid_out(x.flatten(2, 3), two, pooled)
+    # not unflatten, which gives one volume any stride
+    return y.as_strided(*channels_last(tuple(x.shape))) if to_last else y.view(x.shape)
 
 
 def copied(x: Tensor, layout: str) -> Tensor:
