@@ -268,7 +268,7 @@ def moments(f: Any, common: Any, x: Any, mean: Any) -> Any:
     return [value - value for value in apart], squares
 
 
-original_moments, original_tell, original_put = norms._moments, groups._tell, groups._put
+original_moments, original_tell, original_put = norms._moments, groups._tell, groups.put
 
 
 def tell(k: Any, tables: Any, mean: Vector, rest: Vector, factor: Vector, given: Any) -> None:
@@ -291,9 +291,9 @@ MUTATIONS = {
         faults.replaced(norms, "ceil_div", lambda a, b: a // b or 1), look_at_layers),
     "a group's mean is rounded": Mutation(
         faults.replaced(groups, "_tell", tell), look_at_groups),
-    "sums in float32": Mutation(faults.replaced(groups, "_put", put), look_at_groups),
+    "sums in float32": Mutation(faults.replaced(groups, "put", put), look_at_groups),
     "only the first part": Mutation(
-        faults.replaced(groups, "_add_parts", lambda *_: None), look_at_groups),
+        faults.replaced(groups, "add_parts", lambda *_: None), look_at_groups),
     "the smallest is taken away": Mutation(
         faults.replaced(softmax, "largest", lambda a, b: a.minimum(b)), look_at_softmax),
     "a total begins with the smallest": Mutation(

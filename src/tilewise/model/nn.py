@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..conv.again import Again, Calls, can_repeat, form, settings
 from ..conv.axes import convolve
+from ..conv.batch_norm import normalised
 from ..conv.calls import is_by_filter
 from ..conv.ops import call_again, then
 from ..conv.options import options_of, output_shape
@@ -180,7 +181,7 @@ class Block(nn.Module):
     def _anew(self, x: Tensor, residual: Tensor | None, slope: Tensor | None) -> Tensor:
         conv, norm = self._parts
         if norm is not None and norm.training:
-            return self._step_by_step(norm(self._convolve(x)), residual, slope)
+            return self._trained(self._convolve(x), residual, slope)
         if not is_by_filter(x, conv.weight, slope) or (
                 residual is not None and not _same_shape(conv, x, residual)):
             return self._step_by_step(self._convolve(x, norm=norm), residual, slope)
@@ -210,6 +211,14 @@ class Block(nn.Module):
         return convolve(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation,
                         conv.groups, norm=None if norm is None else _values(norm),
                         max_error=self.max_error, **tail)
+
+    def _trained(self, y: Tensor, residual: Tensor | None, slope: Tensor | None) -> Tensor:
+        """What follows the convolution where the norm learns."""
+        norm = self._parts[1]
+        z = normalised(norm, y, residual, self.activation) if slope is None else None
+        if z is None:
+            return self._step_by_step(norm(y), residual, slope)
+        return then(z, None, self.pool)
 
     def _step_by_step(self, y: Tensor, residual: Tensor | None, slope: Tensor | None) -> Tensor:
         return then(y if residual is None else y + residual, self.activation, self.pool, slope)

@@ -57,7 +57,7 @@ def sizes(shape: Shape, eps: float, lanes: int) -> tuple[list[int], int]:
     return words, images * padded * (4 * parts + 3)
 
 
-class _Memory:
+class Sums:
     """Scratch: sums of every part, [image][part][sums, squares][channel] in float64; then tables,
     [image][mean, factor, offset][channel]."""
 
@@ -70,27 +70,27 @@ class _Memory:
         at = self._start.of(DOUBLE) + (image * self._parts + part) * (self._padded * 2)
         return at, at + self._padded
 
-    def tables(self, image: Index) -> list[Pointer]:
+    def tables(self, image: Index, count: int = 3) -> list[Pointer]:
         behind = self._start + self._z.images * self._parts * (self._padded * 4)
-        return [behind + (image * 3 + i) * self._padded for i in range(3)]
+        return [behind + (image * count + i) * self._padded for i in range(count)]
 
 
 def make(p: Problem, s: Schedule, isa: Isa, weight: int, bias: int) -> Module:
     """x to y; with a weight and a bias of as many values as channels, or without."""
     m = Module(isa)
     with m.function("parts", **KINDS) as f1:
-        _part(f1)
+        part_sums(f1)
     with m.function("merge", **KINDS) as f2:
         _merge(f2, weight, bias)
     with m.function("sweep", **KINDS) as f3:
         _sweep(f3, p)
-    emit_entry(m, [emit_region(m, "add", _tasks("parts"), f1),
-                   emit_region(m, "statistics", _tasks("merges"), f2),
-                   emit_region(m, "normalise", _tasks("tasks"), f3)])
+    emit_entry(m, [emit_region(m, "add", tasks("parts"), f1),
+                   emit_region(m, "statistics", tasks("merges"), f2),
+                   emit_region(m, "normalise", tasks("tasks"), f3)])
     return m
 
 
-def _tasks(name: str) -> Callable[[Function, Pointer], Index]:
+def tasks(name: str) -> Callable[[Function, Pointer], Index]:
     def count(f: Function, frame: Pointer) -> Index:
         z = InCode(f, None, SIZES)
         each: Index = getattr(z, name)
@@ -102,15 +102,16 @@ def _tasks(name: str) -> Callable[[Function, Pointer], Index]:
 # sums of a part
 
 
-def _part(f: Function) -> None:
+def part_sums(f: Function) -> None:
+    """Of the values and their squares, over a part of an image."""
     z = InCode(f, None, SIZES)
     image, part = f.task // z.parts, f.task % z.parts
     first, channels, pitch = part * z.part, z.channels, z.pitch
     last = (first + z.part).minimum(z.pixels)
     x = f.frame.load_pointer(X) + image * z.pixels * pitch
-    sums, squares = _Memory(f).sums(image, part)
+    sums, squares = Sums(f).sums(image, part)
     zero = f.vector(0.0, work=F64)
-    each_columns(f, z.padded, 1, lambda parts: _put(parts[0], (sums, squares), (zero, zero)))
+    each_columns(f, z.padded, 1, lambda parts: put(parts[0], (sums, squares), (zero, zero)))
 
     def some(row: Index, many: int) -> None:
         pixels = [x + (row + i) * pitch for i in range(many)]
@@ -121,7 +122,7 @@ def _part(f: Function) -> None:
     each_rows(f, first, last, SIDES, some)
 
 
-def _put(at: Columns, places: tuple[Pointer, Pointer], values: tuple[Vector, Vector]) -> None:
+def put(at: Columns, places: tuple[Pointer, Pointer], values: tuple[Vector, Vector]) -> None:
     """Sums of a whole vector: memory of them is padded."""
     for place, value in zip(places, values, strict=True):
         place.store(value, at.first)
@@ -135,17 +136,17 @@ def _add(f: Function, at: Columns, pixels: list[Pointer], ahead: list[Pointer], 
     total, square = (place.load(at.first, work=F64) for place in (sums, squares))
     for value in values:
         total, square = total + value, f.fma(value, value, square)
-    _put(at, (sums, squares), (total, square))
+    put(at, (sums, squares), (total, square))
 
 
 # statistics of some groups
 
 
 def _merge(f: Function, weight: int, bias: int) -> None:
-    z, memory = InCode(f, None, SIZES), _Memory(f)
+    z, memory = InCode(f, None, SIZES), Sums(f)
     image, first = f.task // z.merges, f.task % z.merges * z.merge
     members, last = z.members, (first + z.merge).minimum(z.groups)
-    _add_parts(f, memory, image, first * members, last * members)
+    add_parts(f, memory, image, first * members, last * members)
     totals, tables = memory.sums(image, 0), memory.tables(image)
     given = (f.frame.load_pointer(WEIGHT) if weight else None,
              f.frame.load_pointer(BIAS) if bias else None)
@@ -158,7 +159,7 @@ def _merge(f: Function, weight: int, bias: int) -> None:
             _tell(k.i, tables, near, mean - near.to(F64), factor, given)
 
 
-def _add_parts(f: Function, memory: _Memory, image: Index, first: Index, last: Index) -> None:
+def add_parts(f: Function, memory: Sums, image: Index, first: Index, last: Index) -> None:
     """To the first part's, for some channels."""
     totals, parts = memory.sums(image, 0), InCode(f, None, SIZES).parts
 
@@ -208,7 +209,7 @@ def _sweep(f: Function, p: Problem) -> None:
     last = (first + z.task).minimum(z.pixels)
     x = f.frame.load_pointer(X) + image * z.pixels * pitch
     y = f.frame.load_pointer(Y) + image * z.pixels * to
-    tables = _Memory(f).tables(image)
+    tables = Sums(f).tables(image)
     with f.loop(last, start=first) as row:  # one pixel after the other, as memory likes it
         read, written = x + row.i * pitch, y + row.i * to
         each_columns(f, channels, 2, lambda parts: _normalise(

@@ -1,0 +1,255 @@
+"""Batch norms that learn, behind convolutions: torch's results, statistics and gradients."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tilewise
+from tilewise.conv import batch_norm
+from tilewise.kernels.cpu import memory
+from tilewise.model.nn import Block
+
+LAST = torch.channels_last
+ACTIVATIONS: dict[str | None, Any] = {
+    None: lambda x: x, "relu": F.relu, "relu6": F.relu6, "silu": F.silu, "gelu": F.gelu,
+    "hardswish": F.hardswish, "leaky_relu:0.1": lambda x: F.leaky_relu(x, 0.1)}
+empty = memory.empty
+
+
+@pytest.fixture(autouse=True)
+def full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "empty", lambda *shape: empty(*shape).fill_(torch.nan))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each call of a norm was ours."""
+    found: list[bool] = []
+
+    def normalised(*args: Any) -> Tensor | None:
+        y = batch_norm.normalised(*args)
+        found.append(y is not None)
+        return y
+
+    monkeypatch.setattr("tilewise.model.nn.normalised", normalised)
+    return found
+
+
+def images(*shape: int, seed: int = 0) -> Tensor:
+    made = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=made).contiguous(memory_format=LAST)
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    expected = expected.double()
+    return float((found.double() - expected).norm() / (expected.norm() + 1e-9))
+
+
+def block(norm: nn.Module, activation: str | None = None, c: int = 8, pool: int = 1) -> Block:
+    torch.manual_seed(1)
+    return Block(nn.Conv2d(c, norm.num_features, 3, padding=1), norm, activation, pool)
+
+
+def run(mine: Block, x: Tensor, residual: Tensor | None, grad_of: Tensor) -> dict[str, Tensor]:
+    """All that a step makes, by name."""
+    conv, norm = mine.parts
+    leaves = {"x": x, **({} if residual is None else {"residual": residual}),
+              **{f"conv.{k}": p for k, p in conv.named_parameters()},
+              **{f"norm.{k}": p for k, p in norm.named_parameters()}}
+    y = mine(x) if residual is None else mine(x, residual)
+    found = torch.autograd.grad(y, list(leaves.values()), grad_of)
+    return {"y": y, **dict(zip(leaves, found, strict=True)),
+            **{f"buffer.{k}": b.clone() for k, b in norm.named_buffers()}}
+
+
+def expected_of(mine: Block, activation: str | None, x: Tensor, residual: Tensor | None,
+                grad: Tensor) -> dict[str, Tensor]:
+    conv, norm = (copy.deepcopy(part).double() for part in mine.parts)
+    x, residual = (None if t is None else t.detach().double().requires_grad_()
+                   for t in (x, residual))
+    leaves = {"x": x, **({} if residual is None else {"residual": residual}),
+              **{f"conv.{k}": p for k, p in conv.named_parameters()},
+              **{f"norm.{k}": p for k, p in norm.named_parameters()}}
+    y = norm(conv(x))
+    y = ACTIVATIONS[activation](y if residual is None else y + residual)
+    y = y if mine.pool == 1 else F.max_pool2d(y, mine.pool)
+    found = torch.autograd.grad(y, list(leaves.values()), grad.double())
+    return {"y": y, **dict(zip(leaves, found, strict=True)),
+            **{f"buffer.{k}": b for k, b in norm.named_buffers()}}
+
+
+def require_same_step(mine: Block, activation: str | None, x: Tensor,
+                      residual: Tensor | None) -> None:
+    shape = (len(x), mine.parts[0].out_channels, x.shape[2] // mine.pool, x.shape[3] // mine.pool)
+    grad = images(*shape, seed=9)
+    expected = expected_of(mine, activation, x, residual, grad)
+    found = run(mine, x.requires_grad_(), None if residual is None else residual.requires_grad_(),
+                grad)
+    assert found.keys() == expected.keys()
+    # a bias before a norm has no gradient but rounding
+    for name in found.keys() - {"conv.bias"}:
+        assert apart(found[name].detach(), expected[name].detach()) < 5e-5, name
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_step(calls: list[bool], activation: str | None) -> None:
+    require_same_step(block(nn.BatchNorm2d(12), activation), activation, images(3, 8, 9, 11), None)
+    assert calls == [activation != "gelu"]
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+def test_a_step_with_a_residual(calls: list[bool], activation: str | None) -> None:
+    require_same_step(block(nn.BatchNorm2d(12), activation), activation, images(3, 8, 9, 11),
+                      images(3, 12, 9, 11, seed=4))
+    assert calls == [activation != "silu"]
+
+
+@pytest.mark.parametrize("options", [
+    {"affine": False}, {"momentum": None}, {"momentum": 0.5}, {"track_running_stats": False},
+    {"eps": 0.1}, {"affine": False, "track_running_stats": False}])
+def test_options(calls: list[bool], options: dict[str, Any]) -> None:
+    mine = block(nn.BatchNorm2d(12, **options), "relu")
+    for seed in range(3):  # a cumulative average knows how many came before
+        require_same_step(mine, "relu", images(2, 8, 7, 7, seed=seed), None)
+    assert calls == [True] * 3
+
+
+def test_pooling_behind_it(calls: list[bool]) -> None:
+    require_same_step(block(nn.BatchNorm2d(12), "relu", pool=2), "relu", images(2, 8, 8, 8), None)
+    assert calls == [True]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_blocks(calls: list[bool], seed: int) -> None:
+    rng = random.Random(seed)
+    for i in range(12):
+        c, k = rng.choice((1, 3, 8, 17)), rng.choice((1, 2, 16, 33, 64))
+        activation, residual = rng.choice(tuple(ACTIVATIONS)), rng.random() < .4
+        n, h, w = rng.randint(1, 4), rng.randint(1, 12), rng.randint(2, 12)
+        mine = block(nn.BatchNorm2d(k, affine=rng.random() < .8), activation, c)
+        require_same_step(mine, activation, images(n, c, h, w, seed=i),
+                          images(n, k, h, w, seed=i + 50) if residual else None)
+    assert sum(calls) >= 4
+
+
+def test_gradients_of_gradients() -> None:
+    norm = nn.BatchNorm2d(4)
+    x, residual = images(3, 4, 5, 5), images(3, 4, 5, 5, seed=2)
+
+    def penalty(norm: Any, x: Tensor, residual: Tensor | None, ours: bool) -> Tensor:
+        x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        if ours:
+            y = batch_norm.normalised(norm, x, residual, "relu")
+        else:
+            y = F.relu(norm(x) if residual is None else norm(x) + residual)
+        assert y is not None
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    for more in (None, residual):
+        expected = penalty(copy.deepcopy(norm).double(), x.double(),
+                           None if more is None else more.double(), False)
+        assert apart(penalty(copy.deepcopy(norm), x, more, True), expected) < 1e-4
+
+
+def test_what_is_torchs(calls: list[bool]) -> None:
+    """Hooks, other layouts and types, one value a channel, subclasses, modes of torch."""
+    def ours(norm: Any, x: Tensor, **how: Any) -> bool:
+        return batch_norm.normalised(norm.train(), x, None, "relu") is not None
+
+    x = images(2, 4, 5, 5)
+    assert ours(nn.BatchNorm2d(4), x)
+    hooked = nn.BatchNorm2d(4)
+    hooked.register_forward_hook(lambda *_: None)
+
+    class Mine(nn.BatchNorm2d):
+        pass
+
+    assert not ours(hooked, x)
+    assert not ours(Mine(4), x)
+    assert not ours(nn.SyncBatchNorm(4), x)
+    assert not ours(nn.BatchNorm2d(4), x.contiguous())
+    assert not ours(nn.BatchNorm2d(4).double(), x.double())
+    assert not ours(nn.BatchNorm2d(4), x[:, :, ::2])
+    assert not ours(nn.BatchNorm2d(4), images(1, 4, 1, 1))
+    assert not ours(nn.BatchNorm2d(5), x)
+    with torch.autocast("cpu"):
+        assert not ours(nn.BatchNorm2d(4), x)
+    with torch.autograd.profiler.profile():
+        assert not ours(nn.BatchNorm2d(4), x)
+
+
+def test_frozen_parameters_have_no_gradient() -> None:
+    norm, x = nn.BatchNorm2d(4), images(2, 4, 5, 5).requires_grad_()
+    norm.weight.requires_grad_(False)
+    y = batch_norm.normalised(norm, x, None, "relu")
+    assert y is not None
+    y.sum().backward()
+    assert norm.weight.grad is None
+    assert norm.bias.grad is not None
+    assert x.grad is not None
+
+
+def test_without_gradients_statistics_move() -> None:
+    mine, theirs = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+    x = images(2, 4, 5, 5)
+    with torch.no_grad():
+        y = batch_norm.normalised(mine, x, None, "relu")
+        assert y is not None
+        assert torch.allclose(y, F.relu(theirs(x)), atol=1e-6)
+    assert torch.allclose(mine.running_var, theirs.running_var)
+    assert int(mine.num_batches_tracked) == 1
+
+
+def test_the_same_bits_in_every_run() -> None:
+    x, grad = images(4, 32, 20, 20), images(4, 32, 20, 20, seed=3)
+
+    def step() -> list[Tensor]:
+        norm, mine = nn.BatchNorm2d(32), x.clone(memory_format=torch.preserve_format)
+        y = batch_norm.normalised(norm, mine.requires_grad_(), None, "silu")
+        assert y is not None
+        return [y.detach(), *torch.autograd.grad(y, [mine, norm.weight, norm.bias], grad)]
+
+    first = step()
+    for _ in range(3):
+        assert all(map(torch.equal, step(), first))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 3, padding=1)
+        self.n, self.m = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.m(self.b(F.relu(self.n(self.a(x))))) + x)
+
+
+def test_a_model_learns_as_torchs(calls: list[bool]) -> None:
+    torch.manual_seed(0)
+    theirs = nn.Sequential(nn.Conv2d(3, 8, 3), Residual(), Residual(), nn.Flatten(),
+                           nn.Linear(8 * 36, 5))
+    ours, x = tilewise.optimize(copy.deepcopy(theirs)), torch.randn(6, 3, 8, 8)
+    labels, theirs = torch.randint(5, (6,)), theirs.double()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.05, 0.9) for model in (ours, theirs)]
+    for _ in range(5):
+        losses = []
+        for model, optimizer, image in zip((ours, theirs), optimizers, (x, x.double()),
+                                           strict=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(image), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert abs(losses[0] - losses[1]) < 1e-4
+    assert calls
+    assert all(calls)
+    for name, buffer in ours.named_buffers():
+        assert torch.allclose(buffer.double(), theirs.get_buffer(name).double(), atol=1e-4), name
