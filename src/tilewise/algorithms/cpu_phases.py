@@ -114,10 +114,11 @@ class CpuPhases(Algorithm):
         """The weights of all phases behind a table of where each begins."""
         from ..kernels.cpu import memory
 
-        turned = weight.unflatten(0, (p.groups, -1)).transpose(1, 2).flatten(0, 1)
+        # reversed once: the taps of every phase are then a view
+        turned = weight.flip(2, 3).unflatten(0, (p.groups, -1)).transpose(1, 2).flatten(0, 1)
         made = []
         for phase, (a, s_) in zip(weights(p), self._choices(s), strict=True):
-            own = turned[:, :, list(phase.rows)][..., list(phase.cols)].contiguous()
+            own = turned[:, :, _reversed(phase.rows, p.r), _reversed(phase.cols, p.s)]
             made.append(a.prepare(phase.problem, t, s_, own))
         return memory.keep(_joined(made))
 
@@ -153,6 +154,12 @@ def _default(self: CpuPhases, p: Problem, t: Target) -> Schedule:
 
 def _schedule(choices: Sequence[Choice]) -> Schedule:
     return Schedule(parts=json.dumps([[a.name, dict(s)] for a, s in choices]))
+
+
+def _reversed(taps: tuple[int, ...], size: int) -> slice:
+    """Where evenly spaced taps, the last first, lie among reversed ones."""
+    step = taps[0] - taps[1] if len(taps) > 1 else 1
+    return slice(size - 1 - taps[0], size - taps[-1], step)
 
 
 def _joined(made: list[Any]) -> Any:
