@@ -37,7 +37,7 @@ from tilewise.kernels.cpu.emit.microkernel import Walk
 from tilewise.kernels.cpu.emit.threads import Y
 from tilewise.kernels.cpu.emit.tiling import emit_copy
 from tilewise.kernels.cpu.prepare import winograd as winograd_prepare
-from tilewise.runtime.executable import mirror
+from tilewise.kernels.cpu.prepare.mirrored import mirror
 
 __all__ = ["check"]  # called by faults
 

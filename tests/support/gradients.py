@@ -13,8 +13,8 @@ from tilewise.kernels.cpu.between.masks import make_pack, make_unpack, unpack_sc
 from tilewise.kernels.cpu.conv.winograd_geometry import Geometry
 from tilewise.kernels.cpu.emit.launch import launcher
 from tilewise.kernels.cpu.prepare import winograd as winograd_prepare
+from tilewise.kernels.cpu.prepare.mirrored import mirror
 from tilewise.runtime import masks
-from tilewise.runtime.executable import mirror
 
 from . import harness
 from .guarded import launch_guarded

@@ -24,9 +24,9 @@ from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule
 from tilewise.core.activations import ACTIVATIONS, parsed
 from tilewise.kernels.activations import activated, apart
 from tilewise.kernels.cpu.emit import launch, threads
+from tilewise.kernels.cpu.prepare.mirrored import mirror
 from tilewise.planner.planner import inner_problem
 from tilewise.runtime import masks
-from tilewise.runtime.executable import mirror
 
 from . import forks
 from .guarded import Mismatch, launch_guarded

@@ -112,15 +112,13 @@ class CpuPhases(Algorithm):
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         """The weights of all phases behind a table of where each begins."""
-        from ..kernels.cpu import memory
+        from ..kernels.cpu.prepare.mirrored import mirrored
 
-        # reversed once: the taps of every phase are then a view
-        turned = weight.flip(2, 3).unflatten(0, (p.groups, -1)).transpose(1, 2).flatten(0, 1)
         made = []
         for phase, (a, s_) in zip(weights(p), self._choices(s), strict=True):
-            own = turned[:, :, _reversed(phase.rows, p.r), _reversed(phase.cols, p.s)]
-            made.append(a.prepare(phase.problem, t, s_, own))
-        return memory.keep(_joined(made))
+            own = weight[:, :, _forward(phase.rows), _forward(phase.cols)]
+            made.append(a.prepare(phase.problem, t, s_, mirrored(own, p.groups, a.by_strides)))
+        return _joined(made)
 
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
         return [request for phase, a, s_ in self._parts(p, s)
@@ -156,21 +154,22 @@ def _schedule(choices: Sequence[Choice]) -> Schedule:
     return Schedule(parts=json.dumps([[a.name, dict(s)] for a, s in choices]))
 
 
-def _reversed(taps: tuple[int, ...], size: int) -> slice:
-    """Where evenly spaced taps, the last first, lie among reversed ones."""
-    step = taps[0] - taps[1] if len(taps) > 1 else 1
-    return slice(size - 1 - taps[0], size - taps[-1], step)
+def _forward(taps: tuple[int, ...]) -> slice:
+    """Taps that are evenly spaced and have the last first, in their order."""
+    return slice(taps[-1], taps[0] + 1, taps[0] - taps[1] if len(taps) > 1 else 1)
 
 
 def _joined(made: list[Any]) -> Any:
     """Tensors behind each other, after a table of their places in bytes."""
     import torch
 
+    from ..kernels.cpu import memory
+
     starts, at = [], -(-WORD * len(made) // LINE) * LINE
     for one in made:
         starts.append(at)
         at += -(-one.numel() * one.element_size() // LINE) * LINE
-    whole = torch.zeros(at // 4, dtype=torch.float32)
+    whole = memory.empty(at // 4)
     raw = whole.view(torch.uint8)
     raw[:WORD * len(made)] = torch.tensor(starts).view(torch.uint8)
     for one, start in zip(made, starts, strict=True):

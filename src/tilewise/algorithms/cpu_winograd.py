@@ -34,6 +34,7 @@ class CpuWinograd(CpuAlgorithm):
     fuses = CpuAlgorithm.fuses | {"pool2", "mask"}
     exact_on_integers = False
     spreads = True
+    by_strides = True
 
     def kernel(self) -> Any:
         from ..kernels.cpu.conv import winograd
@@ -65,8 +66,9 @@ class CpuWinograd(CpuAlgorithm):
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
         from ..kernels.cpu.prepare import winograd as prepare
 
+        weight = self.weight_of(p, s)
         return [self.request(p, t, s),
-                prepare.request_of(prepare.make, *self.weight_of(p, s), t.row)]
+                prepare.request_of(prepare.maker(*weight, t.row), *weight, t.row)]
 
     def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
         return weight_of(p, s)

@@ -35,6 +35,7 @@ class Algorithm:
     # becomes infinite on its way: the kernel then tells of results that are not finite, and the
     # call is run by another
     spreads: bool = False
+    by_strides: bool = False  # prepares what has an address and strides, be it a tensor or not
     keeps_infinities: bool = True  # as float32 has them; parts of floats make NaN of them
 
     def is_for(self, t: Target) -> bool:

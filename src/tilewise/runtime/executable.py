@@ -18,6 +18,7 @@ from ..kernels import precision
 from ..kernels.activations import apart, applied
 from ..kernels.cpu import memory
 from ..kernels.cpu.emit.threads import alone_after_fork
+from ..kernels.cpu.prepare.mirrored import mirrored
 from . import masks
 from .pooling import max_pool
 from .turning import LAYOUTS, copied, laid_out
@@ -65,7 +66,7 @@ class Executable:
         if self._of_weight:
             return weight
         if self.plan.mirrors:
-            weight = mirror(weight, self.plan.problem.groups)
+            weight = mirrored(weight, self.plan.problem.groups, self.algorithm.by_strides)
         p, s = self._weight_of
         return self.algorithm.prepare(p, self.plan.target, s, weight)
 
@@ -152,11 +153,6 @@ class Executable:
 def _weight_key(*parts: object) -> str:
     """As a string, which hashes once."""
     return " ".join(map(str, parts))
-
-
-def mirror(weight: Tensor, groups: int) -> Tensor:
-    """Input and output channels swapped, taps reversed: what makes gradients of the input."""
-    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3)
 
 
 def _result_layout(p: Problem) -> str:

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from tilewise.algorithms.gpu_common import GpuAlgorithm
 from tilewise.core import Algorithm, Epilogue, InvalidProblem, Problem, Schedule, Target
+from tilewise.kernels.cpu.prepare.mirrored import mirror
 from tilewise.kernels.gpu import launch
 from tilewise.planner.planner import inner_problem
 from tilewise.runtime.engine import DTYPES
-from tilewise.runtime.executable import mirror
 
 MOST_TAPS = 15  # of all groups; a step of a loop takes some 5 ms, whatever the tile
 

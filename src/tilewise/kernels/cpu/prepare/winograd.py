@@ -31,6 +31,7 @@ class Doubles(Lanes):
         return a * self.constant(c) + b
 
 
+LARGE = 16 << 20  # bytes that no cache of a core keeps
 SIZES = ("c", "k", "depth", "k_vectors")  # of the weight: one kernel prepares them all
 
 
@@ -85,12 +86,17 @@ class Panels:
                   lambda i, j, value: store(i * g.across.n + j, value), Doubles(f))
 
 
-def _vector(panels: Panels) -> None:
+def make_streaming(p: Problem, s: Schedule, isa: Isa) -> Module:
+    """The same past the caches: for what they could not keep anyway."""
+    return module(Geometry(p, s, isa.lanes), isa, lambda panels: _vector(panels, True))
+
+
+def _vector(panels: Panels, streaming: bool = False) -> None:
     f, g = panels.f, panels.g
     to, width = panels.to + panels.within * g.lanes, panels.vectors * g.lanes
     with f.loop(panels.c) as c:
         def store(position: int, value: Vector) -> None:
-            (to + (c.i * width + panels.apart * position)).store(value)
+            (to + (c.i * width + panels.apart * position)).store(value, streaming=streaming)
 
         panels.transformed(c.i, store)
     with f.loop(panels.depth, start=panels.c) as c, f.loop(g.positions) as position:
@@ -99,7 +105,11 @@ def _vector(panels: Panels) -> None:
 
 def prepare(p: Problem, s: Schedule, t: Target, weight: Any) -> Any:
     """U of a weight (K, C, R, S), in pool memory."""
-    return run(make, Geometry, p, t, s, weight)
+    return run(maker(p, s, t.row), Geometry, p, t, s, weight)
+
+
+def maker(p: Problem, s: Schedule, isa: Isa) -> Callable[..., Module]:
+    return make_streaming if 4 * Geometry(p, s, isa.lanes).weight_floats >= LARGE else make
 
 
 def request_of(make: Callable[..., Module], p: Problem, s: Schedule, isa: Isa,
