@@ -115,7 +115,8 @@ def operator_arguments(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[A
     """What tilewise.conv2d hands to the operator."""
     def arguments(*args: Any, **options: Any) -> tuple[Any, ...]:
         seen: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(calls, "is_unwatched", lambda *tensors: False)
+        for module in (calls, ops):
+            monkeypatch.setattr(module, "is_unwatched", lambda *tensors: False)
         monkeypatch.setattr(ops, "_OP", lambda *given: seen.append(given) or CONV(*given))
         tilewise.conv2d(*args, **options)
         return seen[0]

@@ -13,6 +13,9 @@ from ..core.schedule import Schedule
 from ..core.target import Target
 from .common import no_grid
 
+# bytes from which a result is memory that the system clears first, and how long that takes beside
+# writing it: with huge pages
+FRESH, CLEARED = 8 << 20, 0.25
 FEW = 3  # rows up to which torch multiplies without packing the weight
 
 
@@ -47,7 +50,9 @@ class Vendor(Algorithm):
         # it packs weights anew in every call
         memory = traffic(t, p.image_bytes + 2 * p.weight_bytes) + p.weight_bytes / t.bandwidth
         turned = _turned(p, t) / t.hertz / t.threads
-        return 18e-6 + max(compute, memory) + 0.3 * min(compute, memory) + turned
+        result = 4 * math.prod(p.result_shape)
+        fresh = CLEARED * result / t.bandwidth if result >= FRESH else 0.0
+        return 18e-6 + max(compute, memory) + 0.3 * min(compute, memory) + turned + fresh
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         return weight.contiguous(memory_format=_layout(p))

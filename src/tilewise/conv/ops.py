@@ -18,7 +18,7 @@ from ..kernels.cpu.between.masks import pixel_bytes
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_with_norm
-from .again import Again, form
+from .again import Again, form, is_unwatched
 from .calls import (
     GRADIENT,
     KERNEL,
@@ -156,11 +156,14 @@ def _by_torch(call: Call) -> Tensor:
 def _differentiable(call: Call) -> Tensor:
     """With as much of the tail fused as a gradient allows."""
     activation, pool = _with_gradient(call.activation, call.pool)
+    plain = is_unwatched(*call.tensors)
     if (activation, pool) != (None, 1) and _can_mask(call.x, call.weight):
-        y = _MASKED(*call._replace(activation=activation, pool=pool))[0]
+        run = _Masked.apply if plain else _MASKED
+        y = run(*call._replace(activation=activation, pool=pool))[0]
     else:
         pool = 1
-        y = _OP(*call._replace(activation=activation, pool=pool, slope=None))
+        run = _Convolved.apply if plain else _OP
+        y = run(*call._replace(activation=activation, pool=pool, slope=None))
     return then(y, None if activation else call.activation, 1 if pool == call.pool else call.pool,
                 call.slope)
 
@@ -330,10 +333,40 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         return *by_torch(p, grad, x, weight, mask, wants), *[None] * 9
     # an operator may not return what it was given: without a mask, that is the residual's gradient
     asked = [*wants[:3], wants[3] and mask is not None]
-    found = _BACKWARD(grad, x, weight, mask, *ctx.options, *tail, asked, ctx.max_error)
+    run: Any = _conv2d_backward if is_unwatched(grad, x, weight) else _BACKWARD
+    found = run(grad, x, weight, mask, *ctx.options, *tail, asked, ctx.max_error)
     *parts, residual = (part if wanted else None
                         for part, wanted in zip(found, asked, strict=True))
     return *parts, grad if wants[3] and mask is None else residual, *[None] * 9
+
+
+class _Convolved(torch.autograd.Function):
+    """The operator without torch's dispatcher, which takes longer than a small convolution."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        y = _whole(_run(Call(*args)))
+        _save(ctx, args, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, *grads)
+
+
+class _Masked(torch.autograd.Function):
+    """The same with a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        y, mask = _run_masked(Call(*args))
+        found = _whole(y), mask
+        _save(ctx, args, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, *grads)
 
 
 def as_operator(run: Any) -> Any:
