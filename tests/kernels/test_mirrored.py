@@ -1,4 +1,4 @@
-"""Weights of gradients of inputs by strides alone: the same bits as from a tensor."""
+"""Weights prepared by strides: the same bits as from a tensor, and as torch packs them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import ROWS
+from support.guarded import launch_guarded
 
 from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Problem, Schedule, Target
-from tilewise.kernels.cpu.prepare import winograd
+from tilewise.core.isa import ISA
+from tilewise.kernels.cpu.conv.direct_geometry import Geometry
+from tilewise.kernels.cpu.emit.launch import launch_of
+from tilewise.kernels.cpu.prepare import direct, winograd
 from tilewise.kernels.cpu.prepare.mirrored import Mirrored, mirror, mirrored
 
 T = Target.host(threads=2)
@@ -23,11 +28,18 @@ def prepared(algorithm: Any, p: Problem, weight: Any, **tunables: Any) -> torch.
     return made
 
 
-@pytest.mark.parametrize("algorithm", BY_STRIDES, ids=lambda a: a.name)
-@pytest.mark.parametrize("shape", [(5, 7, 3, 3), (33, 16, 2, 5), (16, 40, 3, 1)])
+SHAPES = [(5, 7, 3, 3), (33, 16, 2, 5), (16, 40, 3, 1), (33, 20, 1, 1)]
+
+
+def problem(k: int, c: int, r: int, s: int) -> Problem:
+    return Problem(1, k, 12, 12, c, r, s)
+
+
+@pytest.mark.parametrize(("algorithm", "shape"), [
+    (a, shape) for a in BY_STRIDES for shape in SHAPES if not a.reject(problem(*shape), T)],
+    ids=str)
 def test_the_same_bits(algorithm: Any, shape: tuple[int, int, int, int]) -> None:
-    k, c, r, s = shape
-    p = Problem(1, k, 12, 12, c, r, s)
+    (k, c, r, s), p = shape, problem(*shape)
     whole = torch.randn(k, c, r, s)
     weights = [whole, whole.contiguous(memory_format=torch.channels_last),
                torch.randn(k, c, 2 * r, 2 * s)[:, :, ::2, 1::2]]
@@ -36,8 +48,8 @@ def test_the_same_bits(algorithm: Any, shape: tuple[int, int, int, int]) -> None
                            prepared(algorithm, p, mirror(weight, 1)))
 
 
-def test_winograd_is_among_them() -> None:
-    assert "cpu_winograd" in {a.name for a in BY_STRIDES}
+def test_who_does_it() -> None:
+    assert {"cpu_winograd", "cpu_direct", "cpu_pointwise"} <= {a.name for a in BY_STRIDES}
 
 
 def test_groups_are_tensors() -> None:
@@ -49,9 +61,32 @@ def test_groups_are_tensors() -> None:
 
 def test_large_weights_bypass_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same values; channels do not fill the last vectors."""
-    algorithm: Any = BY_STRIDES[0]
+    algorithm: Any = next(a for a in BY_STRIDES if a.name == "cpu_winograd")
     p, weight = Problem(1, 19, 12, 12, 35, 3, 3), torch.randn(35, 19, 3, 3)
     expected = prepared(algorithm, p, weight)
     monkeypatch.setattr(winograd, "LARGE", 0)
     assert winograd.maker(p, algorithm.default(p, T), T.row) is winograd.make_streaming
     assert torch.equal(prepared(algorithm, p, weight), expected)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(("k", "c", "taps", "groups", "vectors", "split"), [
+    (33, 20, (3, 3), 1, 2, 1), (40, 24, (2, 1), 2, 3, 2), (7, 5, (1, 1), 1, 1, 1),
+    (130, 48, (1, 1), 1, 3, 4), (16, 16, (1, 5), 1, 1, 1), (3, 64, (1, 1), 1, 4, 1)])
+def test_panels_between_unmapped_pages(row: str, k: int, c: int, taps: tuple[int, int],
+                                       groups: int, vectors: int, split: int) -> None:
+    """Of weights whose filters, channels or neither lie side by side, read and written exactly."""
+    p = Problem(1, c, 9, 9, k, *taps, groups=groups).weight
+    g = Geometry(p, Schedule(vectors=vectors, split=split), ISA[row].lanes)
+    words = [groups * split, p.group_k, g.slice_c, p.r, p.s, split, vectors, g.k_vectors]
+    kernel = launch_of(direct.request_of(ISA[row]), words)
+    plain = torch.randn(k, c // groups, *taps)
+    for order in ((0, 1, 2, 3), (0, 2, 3, 1), (1, 2, 3, 0)):
+        flat = plain.permute(order).contiguous()
+        weight = flat.permute([order.index(axis) for axis in range(4)])
+        assert torch.equal(weight, plain)
+        strides = torch.tensor(weight.stride()).view(torch.float32)
+        for threads, side in ((1, "start"), (2, "end")):
+            made = launch_guarded(kernel, {"x": strides, "weight": flat.flatten()},
+                                  {"y": groups * split * g.panel_floats}, 1, threads, side)
+            assert torch.equal(made["y"], g.pack_weight(plain).flatten())

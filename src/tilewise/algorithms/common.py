@@ -56,6 +56,22 @@ class CpuAlgorithm(Algorithm):
         return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes, *self.more)
 
 
+class PanelAlgorithm(CpuAlgorithm):
+    """One whose weights are panels of blocks of output channels, packed by generated code."""
+
+    by_strides = True
+
+    def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
+        from ..kernels.cpu.prepare import direct
+
+        return direct.prepare(self._geometry(p, t, s), t, weight)
+
+    def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
+        from ..kernels.cpu.prepare import direct
+
+        return [self.request(p, t, s), direct.request_of(t.row)]
+
+
 def cpu_f32_forward(p: Problem, t: Target, grid: bool = False) -> list[str]:
     """What every fp32 forward kernel for CPUs asks for; `grid`: it can leave places between."""
     reasons = cpu_f32(p, t) + ([] if grid else no_grid(p))

@@ -13,7 +13,7 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.taps import cols_seen, rows_seen, skips
 from ..core.target import Target
-from .common import CpuAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
+from .common import CpuAlgorithm, PanelAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
 
 TILES = ((1, 14), (1, 12), (1, 8), (1, 6), (1, 4), (1, 28), (1, 24), (1, 16), (1, 2), (1, 1),
          (2, 14), (2, 12), (2, 8), (2, 7), (2, 6), (2, 4), (2, 3), (2, 2), (4, 7), (4, 3), (3, 4))
@@ -24,7 +24,7 @@ GATHER = 8.0  # cycles to find the channels of a group in a pixel
 FAR = 18.0  # bytes a cycle of weights that stay outside the second cache
 
 
-class CpuDirect(CpuAlgorithm):
+class CpuDirect(PanelAlgorithm):
     """Packs padded rectangles of the input, multiplies them in register tiles."""
 
     name = "cpu_direct"

@@ -11,14 +11,14 @@ from ..core.cost import seconds
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import CpuAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
+from .common import PanelAlgorithm, cpu_f32_forward, fits, streams, weight_traffic
 from .cpu_direct import MET, apart, row_cycles
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 14, 24, 28)  # pixels of a register tile
 ALONE = 1.2  # times as long as cpu_direct takes to read the weights of one pixel, as measured
 
 
-class CpuPointwise(CpuAlgorithm):
+class CpuPointwise(PanelAlgorithm):
     """Lays all pixels of an image in one row; the kernel is that of cpu_direct."""
 
     name = "cpu_pointwise"
