@@ -37,7 +37,7 @@ def problem(k: int, c: int, r: int, s: int) -> Problem:
 
 @pytest.mark.parametrize(("algorithm", "shape"), [
     (a, shape) for a in BY_STRIDES for shape in SHAPES if not a.reject(problem(*shape), T)],
-    ids=str)
+    ids=lambda value: getattr(value, "name", str(value)))
 def test_the_same_bits(algorithm: Any, shape: tuple[int, int, int, int]) -> None:
     (k, c, r, s), p = shape, problem(*shape)
     whole = torch.randn(k, c, r, s)
