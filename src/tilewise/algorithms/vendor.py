@@ -233,7 +233,8 @@ def _efficiency(p: Problem, t: Target) -> float:
     if p.group_c == 1 and p.groups > 1 and p.group_k > 1:
         return 0.012  # it has no kernel for several filters a channel
     if p.group_c == 1 and p.groups > 1:
-        return min(0.35, 0.013 * p.r * p.s)
+        forward = min(0.35, 0.013 * p.r * p.s)
+        return min(0.02, forward) if p.direction == "backward_weight" else forward
     full = p.group_k / t.lanes / math.ceil(p.group_k / t.lanes)  # lanes that have an output
     if p.group_c < 4:
         return min(0.65, 0.0185 * p.group_c * p.r * p.s) * full
