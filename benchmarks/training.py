@@ -33,6 +33,7 @@ import tilewise
 from tilewise.models import MODELS
 
 CONTENDERS = ("eager nchw", "eager nhwc", "compiled", "tilewise")
+SPREAD = 4  # times that torch's forms differ, which is admitted after the first step
 APART = {"highest": 1e-3, "high": 1e-3, "medium": 2e-2}  # losses, relative
 
 
@@ -90,6 +91,19 @@ def data(name: str, args) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(args.batch, *shape), torch.randint(0, 1000, (args.batch,))
 
 
+def check(losses: dict[str, list[float]], theirs: int) -> None:
+    """Losses as torch's first form has them, or as near as torch's forms are to each other.
+
+    Some nets make much of a rounding: after a step, torch's own forms differ by thousandths.
+    """
+    for step, first in enumerate(next(iter(losses.values()))):
+        known = [found[step] for found in list(losses.values())[:theirs]]
+        spread = SPREAD * (max(known) - min(known)) if step else 0.0
+        for one, found in losses.items():
+            most = max(APART[precision_of(one)] * abs(first), spread)
+            assert abs(found[step] - first) < most, (one, losses)
+
+
 def compare(name: str, args) -> None:
     model, (x, labels) = made(name), data(name, args)
     ours = ["tilewise" if one == "highest" else f"tilewise {one}" for one in args.precision]
@@ -97,9 +111,7 @@ def compare(name: str, args) -> None:
              *ours]
     steps = {one: contender(one, model, x, labels) for one in names}
     losses = {one: [step() for _ in range(2)] for one, step in steps.items()}
-    for one in names:
-        for found, theirs in zip(losses[one], losses[names[0]], strict=True):
-            assert abs(found - theirs) < APART[precision_of(one)] * abs(theirs), (one, losses)
+    check(losses, len(names) - len(ours))
     times: dict[str, list[float]] = {one: [] for one in names}
     for _ in range(args.rounds):
         for one, step in steps.items():

@@ -253,3 +253,80 @@ def test_a_model_learns_as_torchs(calls: list[bool]) -> None:
     assert all(calls)
     for name, buffer in ours.named_buffers():
         assert torch.allclose(buffer.double(), theirs.get_buffer(name).double(), atol=1e-4), name
+
+
+# what a review found
+
+
+def test_results_may_be_changed_in_place() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.CELU(inplace=True))
+    x, theirs = images(2, 8, 6, 6).requires_grad_(), copy.deepcopy(model)
+    y, expected = tilewise.optimize(model)(x), theirs(x)
+    assert torch.allclose(y, expected, atol=1e-5)
+    assert torch.allclose(*(torch.autograd.grad(z.sum(), x)[0] for z in (y, expected)), atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6", "silu", "hardswish", "leaky_relu:0.1"])
+def test_a_norm_that_is_used_twice(activation: str) -> None:
+    """Also with hooks, and where gradients are to be differentiated."""
+    norm, x, by = nn.BatchNorm2d(6), images(2, 6, 5, 5).requires_grad_(), images(2, 6, 5, 5, seed=1)
+    nn.init.uniform_(norm.weight)
+    nn.init.uniform_(norm.bias)
+    norm.weight.register_hook(lambda grad: grad * 2)
+
+    def ours() -> Tensor:
+        once = batch_norm.normalised(norm, x, None, activation)
+        twice = None if once is None else batch_norm.normalised(norm, once, None, activation)
+        assert twice is not None
+        return twice
+
+    def theirs() -> Tensor:
+        act = ACTIVATIONS[activation]
+        result: Tensor = act(norm(act(norm(x))))
+        return result
+
+    for create in (False, True):
+        found, expected = (torch.autograd.grad((run() * by).sum(), [norm.weight, norm.bias, x],
+                                               create_graph=create) for run in (ours, theirs))
+        for a, b in zip(found, expected, strict=True):
+            assert apart(a.detach(), b.detach()) < 1e-4
+    found, expected = (torch.autograd.grad(torch.autograd.grad(
+        (run() * by).sum(), x, create_graph=True)[0].square().sum(), x)[0]
+        for run in (ours, theirs))
+    assert apart(found, expected.double()) < 1e-3
+
+
+def test_only_the_residual_wants_a_gradient() -> None:
+    residual = images(2, 8, 4, 4, seed=3).requires_grad_()
+    y = batch_norm.normalised(nn.BatchNorm2d(8, affine=False), images(2, 8, 4, 4), residual, "relu")
+    assert y is not None
+    for create in (False, True):
+        (grad,) = torch.autograd.grad(y.sum(), residual, create_graph=create, retain_graph=True)
+        assert torch.equal(grad, (y > 0).float())
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", None])
+def test_many_gradients_at_once(activation: str | None) -> None:
+    mine, x = block(nn.BatchNorm2d(5), activation, c=4), images(2, 4, 6, 6).requires_grad_()
+    y = mine(x).sum((0, 2, 3))
+    leaves = [mine.parts[1].weight, mine.parts[0].weight, x]
+    found = torch.autograd.grad(y.square(), leaves, torch.eye(5), is_grads_batched=True,
+                                retain_graph=True)
+    for i, row in enumerate(torch.eye(5)):
+        expected = torch.autograd.grad(y.square(), leaves, row, retain_graph=True)
+        for many, one in zip(found, expected, strict=True):
+            assert torch.allclose(many[i], one, atol=1e-4)
+
+
+def test_a_bias_may_change_before_the_backward_pass() -> None:
+    norm, x = nn.BatchNorm2d(4), images(2, 4, 5, 5).requires_grad_()
+    y = batch_norm.normalised(norm, x, None, "relu")
+    with torch.no_grad():
+        norm.bias.add_(1)
+    assert y is not None
+    y.sum().backward()
+    y = batch_norm.normalised(norm, x, None, "relu")
+    with torch.no_grad():
+        norm.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

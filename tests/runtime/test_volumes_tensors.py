@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tilewise.kernels.cpu import memory
-from tilewise.runtime import images, norms, volumes
+from tilewise.runtime import images, norms, pools, volumes
 from tilewise.runtime.concatenation import concatenated
 from tilewise.runtime.pointwise import pointwise
 from tilewise.runtime.totals import total
@@ -152,3 +152,19 @@ def test_totals(kind: str, keepdim: bool) -> None:
         assert found.shape == expected.shape
         assert torch.allclose(found.double(), expected, atol=1e-5, rtol=1e-5)
         assert total(kind, x[:, :, ::2] if shape[2] > 2 else x.double(), (2, 3, 4)) is None
+
+
+def test_a_window_without_a_value_is_torchs() -> None:
+    x = drawn((1, 8, 1, 4, 4))
+    assert volumes.max_pool3d(x, 2, None, 1, (2, 1, 1), True) is None
+    flat = x[:, :, 0, :1, :3].contiguous(memory_format=torch.channels_last)
+    assert pools.max_pool2d(flat, (2, 1), None, (1, 0), (2, 1), True) is None
+
+
+def test_a_factor_that_is_nearly_two() -> None:
+    """Whether torch takes it for two depends on the layout and the channels."""
+    for channels in (2, 8):
+        x = drawn((1, channels, 3, 3, 3))
+        assert volumes.upsample(x, None, 2.3, "nearest", None) is None
+        require(volumes.upsample(x, None, 2.0, "nearest", None),
+                F.interpolate(x, scale_factor=2.0), channels, 0)

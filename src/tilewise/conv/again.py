@@ -101,6 +101,12 @@ def is_transformed() -> bool:
             or torch._C._functorch.peek_interpreter_stack() is not None)
 
 
+def is_plain_gradient(grad: Tensor, *saved: Tensor | None) -> bool:
+    """Whether a backward pass is of one gradient, and nobody watches it."""
+    return is_unwatched(grad, *saved) and not (
+        is_transformed() or torch._C._functorch.is_legacy_batchedtensor(grad))
+
+
 def is_unwatched(*tensors: Tensor | None) -> bool:
     """Whether nobody would notice that torch's dispatcher is left out, which takes longest."""
     if torch.compiler.is_compiling():

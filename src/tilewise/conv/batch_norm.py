@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as modules
 
-from ..kernels.activations import activated
+from ..core.activations import parsed
 from ..runtime import batch_norm as kernels
 from ..runtime.batch_norm import Statistics
-from .again import is_transformed, is_unwatched
+from .again import is_plain_gradient, is_transformed, is_unwatched
+from .ops import whole
 
 
 def normalised(norm: Any, x: Tensor, residual: Tensor | None,
@@ -72,36 +73,58 @@ class _Normalised(torch.autograd.Function):
                 told: list[Statistics]) -> Tensor:
         y, statistics = kernels.forward(x, residual, weight, bias, eps, activation)
         told.append(statistics)
-        ctx.save_for_backward(x, weight, bias, statistics.tables, statistics.mask)
+        ctx.save_for_backward(x, weight, bias if activation in SMOOTH else None,
+                              statistics.tables, statistics.mask)
         ctx.eps, ctx.activation = eps, activation
-        return y
+        return whole(y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """By our kernels; by torch where the gradients are themselves to be differentiated."""
         x, *_, tables, mask = ctx.saved_tensors
         wants = ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():
-            return *_by_torch(ctx, grad), None, None, None
-        found = kernels.backward(grad, x, Statistics(tables, mask), ctx.activation, ctx.eps,
-                                 wants[1])
-        parts = (found.x, found.residual, found.weight, found.bias)
+        if torch.is_grad_enabled() or not is_plain_gradient(grad, x):
+            parts = _by_torch(ctx, grad)
+        else:
+            found = kernels.backward(grad, x, Statistics(tables, mask), ctx.activation, ctx.eps,
+                                     wants[1])
+            parts = (found.x, found.residual, found.weight, found.bias)
         return *(part if wanted else None for part, wanted in zip(parts, wants, strict=True)), \
             None, None, None
 
 
-def _by_torch(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+def _by_torch(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """In torch's own operators, which autograd knows how to differentiate."""
-    x, weight, bias, _, mask = ctx.saved_tensors
-    y = F.batch_norm(x, None, None, weight, bias, True, eps=ctx.eps)
+    x, weight, bias, tables, mask = ctx.saved_tensors
+    wants, channels = ctx.needs_input_grad, x.shape[1]
+    mean, factor, offset, rate, _ = (table[:channels] for table in tables)
     if mask is not None:
         grad = grad * kernels.unpacked(mask, x)
-    else:
-        y = activated(y, ctx.activation, None)
-    given = [x, None, weight, bias]
-    wanted = [t for t, wants in zip(given, ctx.needs_input_grad) if wants and t is not None]
-    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
-    gradients = [next(found) if wants and t is not None else None
-                 for t, wants in zip(given, ctx.needs_input_grad)]
-    gradients[1] = grad if ctx.needs_input_grad[1] else None
-    return gradients
+    elif ctx.activation in SMOOTH:
+        y = F.batch_norm(x, None, None, weight, bias, True, eps=ctx.eps)
+        grad = SMOOTH[ctx.activation](grad, y)
+    elif ctx.activation is not None:  # pieces of lines: where they end does not move
+        wide = (1, channels, 1, 1)
+        y = (x.detach() - mean.view(wide)) * factor.view(wide) + offset.view(wide)
+        grad = _through_lines(ctx.activation, grad, y)
+    dx, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+        grad, x, weight, None, None, mean, rate, True, ctx.eps, [wants[0], wants[2], wants[3]])
+    return dx, grad, of_weight, of_bias
+
+
+def _through_lines(activation: str, grad: Tensor, y: Tensor) -> Tensor:
+    """The gradient before an activation that is made of lines."""
+    row, numbers = parsed(activation)
+    if row.name == "leaky_relu":
+        return grad * torch.where(y > 0, 1.0, numbers[0])
+    cut = y <= 0 if row.name == "relu" else (y <= 0) | (y >= 6)
+    return grad * (~cut).to(grad.dtype)
+
+
+def _through_silu(grad: Tensor, y: Tensor) -> Tensor:
+    share = y.sigmoid()
+    return grad * share * (1 + y * (1 - share))
+
+
+SMOOTH: dict[str | None, Any] = {"silu": _through_silu,
+                                 "hardswish": torch.ops.aten.hardswish_backward}

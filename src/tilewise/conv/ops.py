@@ -18,7 +18,7 @@ from ..kernels.cpu.between.masks import pixel_bytes
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_with_norm
-from .again import Again, form, is_unwatched
+from .again import Again, form, is_plain_gradient, is_unwatched
 from .calls import (
     GRADIENT,
     KERNEL,
@@ -333,7 +333,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         return *by_torch(p, grad, x, weight, mask, wants), *[None] * 9
     # an operator may not return what it was given: without a mask, that is the residual's gradient
     asked = [*wants[:3], wants[3] and mask is not None]
-    run: Any = _conv2d_backward if is_unwatched(grad, x, weight) else _BACKWARD
+    run: Any = _conv2d_backward if is_plain_gradient(grad, x, weight) else _BACKWARD
     found = run(grad, x, weight, mask, *ctx.options, *tail, asked, ctx.max_error)
     *parts, residual = (part if wanted else None
                         for part, wanted in zip(found, asked, strict=True))
@@ -345,7 +345,7 @@ class _Convolved(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        y = _whole(_run(Call(*args)))
+        y = whole(_run(Call(*args)))
         _save(ctx, args, y)
         return y
 
@@ -360,7 +360,7 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
         y, mask = _run_masked(Call(*args))
-        found = _whole(y), mask
+        found = whole(y), mask
         _save(ctx, args, found)
         return found
 
@@ -374,12 +374,13 @@ def as_operator(run: Any) -> Any:
 
     def impl(*args: Any) -> Any:
         found = run(*args)
-        return tuple(map(_whole, found)) if isinstance(found, tuple) else _whole(found)
+        return tuple(map(whole, found)) if isinstance(found, tuple) else whole(found)
 
     return impl
 
 
-def _whole(y: Tensor) -> Tensor:
+def whole(y: Tensor) -> Tensor:
+    """The same memory as no view."""
     if not y._is_view() or y.device.type != "cpu":
         return y
     return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())

@@ -148,8 +148,8 @@ def _two(value: Pair | None) -> tuple[int, int]:
 
 def _pool(x: Images, kind: int, rows: list[Line], columns: list[Line],
           holes: tuple[int, int] = (1, 1), flat: bool = False) -> Sweep | None:
-    """None where there is no result."""
-    if not (rows and columns):
+    """None where there is no result, or a window has no value."""
+    if not (rows and columns) or min(line.taps for line in (*rows, *columns)) == 0:
         return None
     taps = max(line.taps for line in rows), max(line.taps for line in columns)
     if kind == AVERAGE and taps[0] * taps[1] >= LARGE:

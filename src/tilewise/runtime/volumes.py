@@ -54,6 +54,10 @@ def upsample(x: Tensor, size: Any, scale_factor: Any, mode: str,
     sizes, factors = _three(size), _three(scale_factor)
     if (sizes is None) == (factors is None) or mode not in ("nearest", "trilinear"):
         return None
+    if mode == "nearest" and factors is not None and any(
+            int(size * factor) == 2 * size and factor != 2
+            for size, factor in zip(x.shape[2:], factors)):
+        return None  # torch takes this for a factor of two, or not: that depends on the layout
     plane = "nearest" if mode == "nearest" else "bilinear"
 
     def along(axes: slice) -> Pass:
