@@ -9,7 +9,7 @@ import torch
 from support.cases import ROWS
 from support.guarded import launch_guarded
 
-from tilewise.algorithms import ALGORITHMS
+from tilewise.algorithms import ALGORITHMS, common
 from tilewise.core import Problem, Schedule, Target
 from tilewise.core.isa import ISA
 from tilewise.kernels.cpu.conv.direct_geometry import Geometry
@@ -38,7 +38,10 @@ def problem(k: int, c: int, r: int, s: int) -> Problem:
 @pytest.mark.parametrize(("algorithm", "shape"), [
     (a, shape) for a in BY_STRIDES for shape in SHAPES if not a.reject(problem(*shape), T)],
     ids=lambda value: getattr(value, "name", str(value)))
-def test_the_same_bits(algorithm: Any, shape: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize("large", [0, 1 << 20])
+def test_the_same_bits(algorithm: Any, shape: tuple[int, int, int, int], large: int,
+                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "LARGE", large)  # by generated code, and by torch
     (k, c, r, s), p = shape, problem(*shape)
     whole = torch.randn(k, c, r, s)
     weights = [whole, whole.contiguous(memory_format=torch.channels_last),

@@ -154,11 +154,18 @@ def test_totals(kind: str, keepdim: bool) -> None:
         assert total(kind, x[:, :, ::2] if shape[2] > 2 else x.double(), (2, 3, 4)) is None
 
 
-def test_a_window_without_a_value_is_torchs() -> None:
-    x = drawn((1, 8, 1, 4, 4))
-    assert volumes.max_pool3d(x, 2, None, 1, (2, 1, 1), True) is None
-    flat = x[:, :, 0, :1, :3].contiguous(memory_format=torch.channels_last)
-    assert pools.max_pool2d(flat, (2, 1), None, (1, 0), (2, 1), True) is None
+def test_windows_without_a_value() -> None:
+    """Along one axis, or along several: the largest of nothing is below everything."""
+    x, options = drawn((1, 8, 1, 4, 4)), (2, None, 1, (2, 1, 1), True)
+    require_equal(volumes.max_pool3d(x, *options), F.max_pool3d(x, *options))
+    flat, windows = x[:, :, 0], ((2, 1), None, (1, 0), (2, 1), True)
+    flat = flat[:, :, :1]
+    require_equal(pools.max_pool2d(flat, *windows), F.max_pool2d(flat, *windows))
+
+
+def require_equal(found: Tensor | None, expected: Tensor) -> None:
+    assert found is not None
+    assert torch.equal(found, expected)
 
 
 def test_a_factor_that_is_nearly_two() -> None:

@@ -10,6 +10,8 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 
+LARGE = 64 << 10  # bytes of weights that take torch longer to pack than a kernel to start
+
 
 class CpuAlgorithm(Algorithm):
     """An algorithm whose kernel is a module of kernels/cpu/conv with a `Geometry` and a `make`."""
@@ -57,19 +59,24 @@ class CpuAlgorithm(Algorithm):
 
 
 class PanelAlgorithm(CpuAlgorithm):
-    """One whose weights are panels of blocks of output channels, packed by generated code."""
+    """One whose weights are panels of blocks of output channels; large ones are packed by
+    generated code, small ones are not worth compiling it."""
 
     by_strides = True
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu.prepare import direct
+        from ..kernels.cpu.prepare import direct, mirrored
 
-        return direct.prepare(self._geometry(p, t, s), t, weight)
+        if p.weight_bytes >= LARGE:
+            return direct.prepare(self._geometry(p, t, s), t, weight)
+        plain = weight.tensor() if isinstance(weight, mirrored.Mirrored) else weight
+        return super().prepare(p, t, s, plain)
 
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
         from ..kernels.cpu.prepare import direct
 
-        return [self.request(p, t, s), direct.request_of(t.row)]
+        packs = [direct.request_of(t.row)] if p.weight_bytes >= LARGE else []
+        return [self.request(p, t, s), *packs]
 
 
 def cpu_f32_forward(p: Problem, t: Target, grid: bool = False) -> list[str]:

@@ -59,7 +59,8 @@ class Binder:
         """What must not happen twice, where a program gives up and the graph runs anew."""
         modules = [self._modules[str(node.target)] for node in self._graph.nodes
                    if node.op == "call_module"]
-        if any(isinstance(module, _NormBase) and module.training for module in modules):
+        parts = [part for module in modules for part in (module, *getattr(module, "parts", ()))]
+        if any(isinstance(part, _NormBase) and part.training for part in parts):
             return Refused("a norm learns")
         if any(isinstance(module, Drawn) for module in modules) or any(
                 is_random(node, self._module_of(node)) for node in self._graph.nodes):

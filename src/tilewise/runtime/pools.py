@@ -148,14 +148,14 @@ def _two(value: Pair | None) -> tuple[int, int]:
 
 def _pool(x: Images, kind: int, rows: list[Line], columns: list[Line],
           holes: tuple[int, int] = (1, 1), flat: bool = False) -> Sweep | None:
-    """None where there is no result, or a window has no value."""
-    if not (rows and columns) or min(line.taps for line in (*rows, *columns)) == 0:
+    """None where there is no result."""
+    if not (rows and columns):
         return None
     taps = max(line.taps for line in rows), max(line.taps for line in columns)
     if kind == AVERAGE and taps[0] * taps[1] >= LARGE:
         kind = MEAN
-    if kind in (MEAN, LENGTH) or taps[0] * taps[1] > UNROLLED:
-        taps = 0, 0
+    if kind in (MEAN, LENGTH) or 0 in taps or taps[0] * taps[1] > UNROLLED:
+        taps = 0, 0  # in a loop
     work = x.n * x.c * sum(line.taps for line in rows) * sum(line.taps for line in columns)
     launch = launcher(pools.make, ANY, Schedule(), Target.host().row, kind, *taps,
                       sizes=_sizes(x, len(rows), len(columns), holes, work))

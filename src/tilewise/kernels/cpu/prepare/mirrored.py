@@ -31,6 +31,10 @@ class Mirrored:
         return address + self._weight.element_size() * ((r - 1) * row + (s - 1) * column)
 
 
+    def tensor(self) -> Any:
+        return mirror(self._weight, 1)
+
+
 def mirrored(weight: Any, groups: int, by_strides: bool) -> Any:
     """What an algorithm prepares; `by_strides`: it asks for nothing but an address and strides."""
     return Mirrored(weight) if by_strides and groups == 1 else mirror(weight, groups)
