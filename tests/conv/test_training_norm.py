@@ -330,3 +330,12 @@ def test_a_bias_may_change_before_the_backward_pass() -> None:
         norm.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_steps_by_torch_and_by_us_in_one_graph() -> None:
+    """Torch keeps running statistics for its gradient; moving them must not spoil it."""
+    norm, x = nn.BatchNorm2d(4), images(2, 4, 5, 5).requires_grad_()
+    first, second = norm(x), batch_norm.normalised(norm, x, None, "relu")
+    assert second is not None
+    (first.sum() + second.sum()).backward()
+    assert norm.weight.grad is not None

@@ -61,7 +61,8 @@ def _follow(norm: Any, statistics: Statistics, pixels: int, channels: int) -> No
     for running, found, scale in (
             (norm.running_mean, statistics.mean(channels), 1.0),
             (norm.running_var, statistics.variance(channels), pixels / (pixels - 1))):
-        running.mul_(1.0 - share).add_(found, alpha=share * scale)
+        # as torch's norm, which keeps them for its gradient, and whose versions do not count this
+        running.data.mul_(1.0 - share).add_(found, alpha=share * scale)
 
 
 class _Normalised(torch.autograd.Function):
