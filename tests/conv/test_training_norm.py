@@ -159,9 +159,9 @@ def test_gradients_of_gradients() -> None:
         assert apart(penalty(copy.deepcopy(norm), x, more, True), expected) < 1e-4
 
 
-def test_what_is_torchs(calls: list[bool]) -> None:
+def test_what_is_torchs() -> None:
     """Hooks, other layouts and types, one value a channel, subclasses, modes of torch."""
-    def ours(norm: Any, x: Tensor, **how: Any) -> bool:
+    def ours(norm: Any, x: Tensor) -> bool:
         return batch_norm.normalised(norm.train(), x, None, "relu") is not None
 
     x = images(2, 4, 5, 5)

@@ -124,7 +124,7 @@ def test_sizes_that_only_seem_to_fit() -> None:
 
 def test_vectors_for_channels() -> None:
     x, scale = drawn((2, 6, 3, 4, 5)), torch.randn(6)
-    found = pointwise([("mul", 0, 1)], [x, scale], kinds=(None, "channel"))  # type: ignore[list-item]
+    found = pointwise([("mul", 0, 1)], [x, scale], kinds=(None, "channel"))
     require(found, x * scale.view(6, 1, 1, 1), "channels")
 
 

@@ -109,7 +109,7 @@ _known = Remembered(lambda text, steps, kinds: Pointwise(steps, kinds))
 
 
 def pointwise(steps: Sequence[Step], operands: Sequence[Tensor], out: Tensor | None = None,
-              kinds: Sequence[str] | None = None) -> Tensor | None:
+              kinds: Sequence[str | None] | None = None) -> Tensor | None:
     """The steps of a `Chain` on up to four operands, which broadcast as torch's do.
 
     Images are channels-last, or slices of channels of such; or all operands have the same strides

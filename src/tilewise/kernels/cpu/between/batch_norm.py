@@ -15,11 +15,11 @@ from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..emit import F32, F64, Function, Index, Module, Pointer, Vector, bits_bytes
 from ..emit.sizes import InCode
-from ..emit.threads import BIAS, MASK, RESIDUAL, WEIGHT, X, Y, emit_entry, emit_region
+from ..emit.threads import BIAS, MASK, RESIDUAL, WEIGHT, X, Y
 from .along import Columns, double_word, each_columns, each_rows
 from .derivatives import derived
 from .epilogue import activate
-from .groups import AHEAD, KINDS, SIDES, SIZES, Shape, Sums, add_parts, part_sums, put, tasks
+from .groups import AHEAD, SIDES, SIZES, Shape, Sums, add_parts, in_passes, part_sums, put
 from .groups import sizes as sizes_of_groups
 
 # of a channel: its mean, factor and offset as in (x - mean) * factor + offset, one over the root of
@@ -49,17 +49,8 @@ def mask_bytes(pixels: int, channels: int, lanes: int) -> int:
 
 def make(p: Problem, s: Schedule, isa: Isa, weight: int, bias: int, masked: int) -> Module:
     """x, and a residual, to y; `masked`: and to bits of which values a gradient passes."""
-    m = Module(isa)
-    with m.function("parts", **KINDS) as f1:
-        part_sums(f1)
-    with m.function("merge", **KINDS) as f2:
-        _merge(f2, weight, bias)
-    with m.function("sweep", **KINDS) as f3:
-        _sweep(f3, p, masked)
-    emit_entry(m, [emit_region(m, "add", tasks("parts"), f1),
-                   emit_region(m, "statistics", tasks("merges"), f2),
-                   emit_region(m, "normalise", tasks("tasks"), f3)])
-    return m
+    return in_passes(isa, part_sums, lambda f: _merge(f, weight, bias),
+                     lambda f: _sweep(f, p, masked))
 
 
 def _tables(f: Function, count: int) -> list[Pointer]:
@@ -150,17 +141,8 @@ def make_backward(p: Problem, s: Schedule, isa: Isa, masked: int, kept: int) -> 
     WEIGHT is what was normalised, BIAS the tables of the forward pass. `kept`: the gradient before
     the norm, which is that of the residual, goes to RESIDUAL.
     """
-    m = Module(isa)
-    with m.function("parts", **KINDS) as f1:
-        _part_of_gradients(f1, p, masked)
-    with m.function("merge", **KINDS) as f2:
-        _merge_gradients(f2)
-    with m.function("sweep", **KINDS) as f3:
-        _sweep_gradients(f3, p, masked, kept)
-    emit_entry(m, [emit_region(m, "add", tasks("parts"), f1),
-                   emit_region(m, "gradients", tasks("merges"), f2),
-                   emit_region(m, "spread", tasks("tasks"), f3)])
-    return m
+    return in_passes(isa, lambda f: _part_of_gradients(f, p, masked), _merge_gradients,
+                     lambda f: _sweep_gradients(f, p, masked, kept))
 
 
 class _Read:

@@ -77,20 +77,23 @@ class Sums:
 
 def make(p: Problem, s: Schedule, isa: Isa, weight: int, bias: int) -> Module:
     """x to y; with a weight and a bias of as many values as channels, or without."""
-    m = Module(isa)
-    with m.function("parts", **KINDS) as f1:
-        part_sums(f1)
-    with m.function("merge", **KINDS) as f2:
-        _merge(f2, weight, bias)
-    with m.function("sweep", **KINDS) as f3:
-        _sweep(f3, p)
-    emit_entry(m, [emit_region(m, "add", tasks("parts"), f1),
-                   emit_region(m, "statistics", tasks("merges"), f2),
-                   emit_region(m, "normalise", tasks("tasks"), f3)])
+    return in_passes(isa, part_sums, lambda f: _merge(f, weight, bias), lambda f: _sweep(f, p))
+
+
+def in_passes(isa: Isa, *bodies: Callable[[Function], None]) -> Module:
+    """Sums of parts, then what follows from them for some channels, then a sweep over pixels."""
+    m, functions = Module(isa), []
+    for name, body in zip(("parts", "merge", "sweep"), bodies, strict=True):
+        with m.function(name, **KINDS) as f:
+            body(f)
+        functions.append(f)
+    names = (("add", "parts"), ("statistics", "merges"), ("normalise", "tasks"))
+    emit_entry(m, [emit_region(m, name, _tasks(count), f)
+                   for (name, count), f in zip(names, functions, strict=True)])
     return m
 
 
-def tasks(name: str) -> Callable[[Function, Pointer], Index]:
+def _tasks(name: str) -> Callable[[Function, Pointer], Index]:
     def count(f: Function, frame: Pointer) -> Index:
         z = InCode(f, None, SIZES)
         each: Index = getattr(z, name)
