@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,15 +23,24 @@ from tilewise.model.nn import TransposedBlock
 
 ACTIVATIONS: dict[str | None, Any] = {None: lambda x: x, "relu": F.relu,
                                       "leaky_relu:0.5": lambda x: F.leaky_relu(x, 0.5)}
-empty = memory.empty
+BEHIND = 1 << 14  # floats behind every memory that nobody may write to
 
 
 @pytest.fixture(autouse=True)
-def ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By slices wherever that can be, in memory full of NaN."""
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """By slices wherever that can be, in memory full of NaN, with sevens behind it."""
+    made: list[Tensor] = []
+
+    def empty(*shape: int) -> Tensor:
+        whole = torch.full((math.prod(shape) + BEHIND,), 7.0)
+        made.append(whole[-BEHIND:])
+        return whole[:-BEHIND].fill_(torch.nan).view(shape)
+
     monkeypatch.setattr(transposed_volumes, "SHARE", 1e9)
-    monkeypatch.setattr(memory, "empty", lambda *shape: empty(*shape).fill_(torch.nan))
+    monkeypatch.setattr(memory, "empty", empty)
     ENGINE.executables.clear()
+    yield
+    assert all(bool((behind == 7.0).all()) for behind in made)
 
 
 def integers(rng: random.Random, *shape: int) -> Tensor:
