@@ -34,7 +34,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def empty(*shape: int) -> Tensor:
         whole = torch.full((math.prod(shape) + BEHIND,), 7.0)
         made.append(whole[-BEHIND:])
-        return whole[:-BEHIND].fill_(torch.nan).view(shape)
+        return memory.noted(whole[:-BEHIND].fill_(torch.nan).view(shape))
 
     monkeypatch.setattr(transposed_volumes, "SHARE", 1e9)
     monkeypatch.setattr(memory, "empty", empty)
