@@ -27,8 +27,9 @@ from .values import Mismatch
 
 MOST = 8  # captures of one module: more of them mean that it changes with every call
 SIZED = 4  # of these, graphs for one size each
-TRIES = 16  # to make such graphs
-FRUITLESS = 6  # of these are lost by one that makes none
+LATER = 4  # times as many calls in a row are asked for with each of them
+LONGEST = 64  # calls in a row that are always enough, if such graphs can be made
+FRUITLESS = 16  # times as many where none can
 
 
 class Learned:
@@ -65,8 +66,9 @@ class Captured:
         self.captures: dict[Any, list[Capture]] = {}
         self.refusals: dict[Any, str] = {}
         self._passing: set[Any] = set()  # which of them may pass
-        self._last: dict[Any, Any] = {}  # the forms of the last call that had no graph of its own
-        self._tries = TRIES
+        # the forms of the last call that had no graph of its own, and calls like it before
+        self._last: dict[Any, tuple[Any, int]] = {}
+        self._patience = 1  # calls in a row with the same sizes, before a graph for them is made
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,13 +125,12 @@ class Captured:
         return None
 
     def _comes_again(self, key: Any, tensors: Any) -> bool:
-        """Whether the call before had the same sizes, so that a graph for these is worth it."""
+        """Whether the calls before had the same sizes, so that a graph for these is worth it."""
         forms = forms_of(tensors)
-        if self._tries > 0 and self._last.get(key) == forms:
-            self._tries -= 1
-            return True
-        self._last[key] = forms
-        return False
+        last, count = self._last.get(key, (None, 0))
+        count = count + 1 if last == forms else 0
+        self._last[key] = forms, count
+        return count >= self._patience
 
     def _for_these_sizes(self, key: Any, args: tuple[Any, ...],
                          kwargs: dict[str, Any]) -> Capture | None:
@@ -138,10 +139,13 @@ class Captured:
         leaves, spec = tree_flatten((args, kwargs))
         with self._lock:
             try:
-                return self._capture(key, leaves, spec, sized=True)
+                capture = self._capture(key, leaves, spec, sized=True)
             except Refused:
-                self._tries -= FRUITLESS
+                self._patience *= FRUITLESS
                 return None
+            if self._patience < LONGEST:
+                self._patience *= LATER
+            return capture
 
     def _anew(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
               tensors: Any) -> Capture | None:
