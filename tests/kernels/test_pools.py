@@ -186,10 +186,11 @@ def test_many_channels() -> None:
 
 
 def test_large_windows_are_pooled_in_two_steps() -> None:
+    images = sweeps.Images(2, 21, 20, 20, 21, 21, 2)
     lines = windows.Windows(5, 1, 2).lines(20)
-    assert tensors._in_two_steps(sweeps.Images(2, 21, 20, 20, 21, 21, 2), lines, lines, (1, 1))
+    assert tensors._in_two_steps(images, lines, lines, (1, 1), (5, 5))
     lines = windows.Windows(3, 2, 1).lines(20)
-    assert not tensors._in_two_steps(sweeps.Images(2, 21, 20, 20, 21, 21, 2), lines, lines, (1, 1))
+    assert not tensors._in_two_steps(images, lines, lines, (1, 1), (3, 3))
 
 
 def test_windows_without_a_pixel_are_minus_infinity() -> None:

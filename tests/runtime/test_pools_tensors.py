@@ -194,3 +194,23 @@ def test_large_images_on_all_threads(threads: int) -> None:
             require_same(upsample(x, scale_factor=2), F.interpolate(x, scale_factor=2), "nearest")
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("pool, torchs", [(pools.max_pool2d, F.max_pool2d),
+                                          (pools.avg_pool2d, F.avg_pool2d)])
+@pytest.mark.parametrize("taps", [3, 5])
+def test_images_smaller_than_windows_need_no_code_of_their_own(pool: Any, torchs: Any,
+                                                               taps: int) -> None:
+    made = set()
+    launch = pools.launcher
+
+    def noted(*args: Any, **options: Any) -> Any:
+        made.add(args[4:])
+        return launch(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pools, "launcher", noted)
+        for size in [(20, 20), (1, 1), (2, 1), (1, 4), (2, 2), (3, 2), (4, 3)]:
+            x = images(random.Random(0), (1, 16, *size))
+            require_same(pool(x, taps, 1, taps // 2), torchs(x, taps, 1, taps // 2), f"{size}")
+    assert len(made) == 1

@@ -83,18 +83,20 @@ def _max(x: Images, kernel_size: Pair, stride: Pair | None, padding: Pair, dilat
     between = taps if stride in (None, ()) else _two(stride)
     rows, columns = (Windows(taps[i], between[i], before[i], holes[i], ceil_mode).lines(size)
                      for i, size in enumerate((x.h, x.w)))
-    return _in_two_steps(x, rows, columns, holes) or _pool(x, MAX, rows, columns, holes)
+    return (_in_two_steps(x, rows, columns, holes, taps)
+            or _pool(x, MAX, rows, columns, holes, taps=taps))
 
 
 def _in_two_steps(x: Images, rows: list[Line], columns: list[Line],
-                  holes: tuple[int, int]) -> Sweep | None:
+                  holes: tuple[int, int], taps: tuple[int, int]) -> Sweep | None:
     """The largest down, and of those across, where that reads half as much or less."""
     down, across = (sum(line.taps for line in lines) for lines in (rows, columns))
     if 2 * (down * x.w + len(rows) * across) > down * across or (
             x.n * x.c * down * across <= ALONE):
         return None
-    first = _pool(x._replace(to=x.c), MAX, rows, each(x.w), holes)
-    second = _pool(x._replace(h=len(rows), pitch=x.c), MAX, each(len(rows)), columns, holes)
+    first = _pool(x._replace(to=x.c), MAX, rows, each(x.w), holes, taps=(taps[0], 1))
+    second = _pool(x._replace(h=len(rows), pitch=x.c), MAX, each(len(rows)), columns, holes,
+                   taps=(1, taps[1]))
     return first and second and after(first, second)
 
 
@@ -108,7 +110,7 @@ def _average(x: Images, kernel_size: Pair, stride: Pair | None, padding: Pair, c
     if divisor is not None:
         rows = [line._replace(size=divisor) for line in rows]
         columns = [line._replace(size=1) for line in columns]
-    return None if divisor == 0 else _pool(x, AVERAGE, rows, columns)
+    return None if divisor == 0 else _pool(x, AVERAGE, rows, columns, taps=taps)
 
 
 def _adaptive(x: Images, kind: int, output_size: Size) -> Sweep | None:
@@ -147,12 +149,14 @@ def _two(value: Pair | None) -> tuple[int, int]:
 
 
 def _pool(x: Images, kind: int, rows: list[Line], columns: list[Line],
-          holes: tuple[int, int] = (1, 1), flat: bool = False) -> Sweep | None:
-    """None where there is no result."""
+          holes: tuple[int, int] = (1, 1), flat: bool = False,
+          taps: tuple[int, int] | None = None) -> Sweep | None:
+    """None where there is no result; `taps` of all windows inside, the largest if not given."""
     if not (rows and columns):
         return None
-    taps = max(line.taps for line in rows), max(line.taps for line in columns)
-    if kind == AVERAGE and taps[0] * taps[1] >= LARGE:
+    most = max(line.taps for line in rows), max(line.taps for line in columns)
+    taps = taps or most  # those of the layer: small images need no code of their own
+    if kind == AVERAGE and most[0] * most[1] >= LARGE:
         kind = MEAN
     if kind in (MEAN, LENGTH) or 0 in taps or taps[0] * taps[1] > UNROLLED:
         taps = 0, 0  # in a loop
