@@ -6,7 +6,8 @@
 
 Each tree runs in a process of its own; the two take turns of some calls each, so that what else the
 machine does slows both. A number above 1 says that the second tree is faster. Behind a model's
-name, `layers` and `gradients` stand for its convolutions one by one, a number for the batch.
+name, `layers` and `gradients` stand for its convolutions one by one, `model` for all of it, and a
+number for the batch.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ CALLS = 5  # in a turn, after one that warms the caches up again
 Runs = dict[str, Callable[[], Any]]
 
 
-def model(name: str) -> Runs:
+def model(name: str, batch: int) -> Runs:
     import torch
     from zoo_models import ZOO
 
     import tilewise
 
-    x = torch.randn(1, *ZOO[name].shape)
+    x = torch.randn(batch, *ZOO[name].shape)
     fast = tilewise.optimize(ZOO[name].make().eval(), x)
     return {name: lambda: fast(x)}
 
@@ -102,10 +103,8 @@ def runs_of(what: str) -> Runs:
     name, *rest = what.split(":")
     if name == "filters":
         return filters()
-    if not rest:
-        return model(name)
-    batch = int(rest[1]) if len(rest) > 1 else 1
-    return {"layers": layers, "gradients": gradients}[rest[0]](name, batch)
+    kind, batch = rest[0] if rest else "model", int(rest[1]) if len(rest) > 1 else 1
+    return {"model": model, "layers": layers, "gradients": gradients}[kind](name, batch)
 
 
 def work(what: str, threads: int) -> None:

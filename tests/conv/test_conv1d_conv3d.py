@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.convolutions import assert_close, draw
+from support.harness import sample
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -91,7 +92,7 @@ def problem(axes: int, number: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
 
 @pytest.mark.parametrize("axes", [1, 3])
 def test_random_problems(axes: int, by_slices: None) -> None:
-    for number in range(100):
+    for number in range(sample(1000, 100)):
         x, weight, options = problem(axes, number)
         with torch.inference_mode(number % 2 == 0), torch.no_grad():
             y = OURS[axes](x, weight, **options)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.harness import sample
 from torch import nn
 from torch.nn import functional as F
 
@@ -52,7 +53,7 @@ def error(y: torch.Tensor, expected: torch.Tensor) -> float:
 def test_random_calls(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    for _ in range(25):
+    for _ in range(sample(250, 25)):
         x, weight, options = drawn(rng)
         bias = torch.randn(weight.shape[1] * options["groups"]) if rng.random() < .5 else None
         y = F.conv_transpose2d(x.double(), weight.double(),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.harness import sample
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -81,7 +82,7 @@ def volume(*call: Any, **options: Any) -> slices.Volume:
 def test_random_calls(seed: int) -> None:
     """Values are integers, so that sums have no error; Winograd's have a small one."""
     rng, by_slices, taps = random.Random(seed), 0, set()
-    for _ in range(30):
+    for _ in range(sample(250, 30)):
         x, weight, options = drawn(rng)
         bias = integers(rng, weight.shape[1]) if rng.random() < .5 else None
         y = F.conv_transpose3d(x.double(), weight.double(),
