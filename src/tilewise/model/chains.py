@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from ..conv.excitation import scaled
 from ..core.activations import SLOPED
 from ..kernels.cpu.between.pointwise import LARGEST, arguments_of
 from ..runtime.pointwise import Pointwise
@@ -29,6 +30,7 @@ ARITHMETIC: dict[Any, str] = {
     **dict.fromkeys((torch.maximum, "maximum"), "maximum"),
     **dict.fromkeys((torch.minimum, "minimum"), "minimum")}
 NORMS = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}  # and the rank of what they take
+PRODUCTS = (operator.mul, torch.mul, "mul")  # which leave their operands as they are
 ADDCMUL = (torch.addcmul, "addcmul")
 MOST = 4  # operands of one kernel
 # what makes small images of large ones: pools and reductions, which a chain of small ones begins
@@ -64,6 +66,11 @@ class Chain:
     @property
     def fits(self) -> bool:
         return len(self.operands) + 2 * len(self.norms) <= MOST
+
+    def learn(self) -> Callable[..., Tensor | None] | None:
+        """What computes it with a gradient: a product of two alone, if they are such."""
+        plain = len(self.nodes) == 1 and len(self.operands) == 2
+        return scaled if plain and self.last.target in PRODUCTS else None
 
     def run(self) -> Fused:
         """What computes it; it is called with the operands."""

@@ -35,7 +35,8 @@ def lower(capture: Any) -> None:
                              operation.operands, operation.parts)
         elif chain is not None:
             operands = [put.get(operand, operand) for operand in chain.operands]
-            put[node] = _put(capture, chain.name, chain.run(), chain.nodes, operands, chain.norms)
+            put[node] = _put(capture, chain.name, chain.run(), chain.nodes, operands, chain.norms,
+                             chain.learn())
         elif node in shuffled:
             found = shuffled[node]
             put[node] = _put(capture, "channel shuffle", *found.settled(), found.operands)
@@ -43,7 +44,7 @@ def lower(capture: Any) -> None:
             operation = asked(node, capture.module_of(node))
             if operation is not None and (capture.is_channels_last or not operation.turns):
                 put[node] = _put(capture, operation.name, operation.run, [node],
-                                 operation.operands, operation.parts)
+                                 operation.operands, operation.parts, operation.learn)
 
 
 def _activates(capture: Any, chains: Chains, chain: Chain) -> bool:
@@ -62,7 +63,7 @@ def _activates(capture: Any, chains: Chains, chain: Chain) -> bool:
 
 
 def _put(capture: Any, name: str, run: Any, nodes: list[fx.Node], operands: Sequence[fx.Node],
-         parts: Sequence[Any] = ()) -> fx.Node:
+         parts: Sequence[Any] = (), learn: Any = None) -> fx.Node:
     """A step in the place of the last of some nodes, whose other results nobody else reads."""
     others = {source: None for node in nodes for source in node.all_input_nodes
               if source not in nodes and source not in operands}
@@ -72,7 +73,7 @@ def _put(capture: Any, name: str, run: Any, nodes: list[fx.Node], operands: Sequ
         capture.guard(module)
     last, graph = nodes[-1], capture.graph
     with graph.inserting_after(last):
-        step = Native(name, run, len(operands), original, parts)
+        step = Native(name, run, len(operands), original, parts, learn)
         new: fx.Node = graph.call_module(capture.add(step), given)
     last.replace_all_uses_with(new)
     for node in reversed(nodes):

@@ -99,16 +99,18 @@ class Native(nn.Module):
     Args:
         name: What it is called in tables.
         run: Takes the first `count` operands; None says that they are torch's.
+        learn: The same where a gradient is asked for, if there is such a function.
         original: What torch had in its place.
         parts: Modules whose tensors it reads.
     """
 
     is_fresh = True  # its result shares memory with nothing
+    _learn: Callable[..., Any] | None = None  # of models that were saved before there was any
 
     def __init__(self, name: str, run: Callable[..., Any], count: int, original: Original,
-                 parts: Sequence[Any] = ()) -> None:
+                 parts: Sequence[Any] = (), learn: Callable[..., Any] | None = None) -> None:
         super().__init__()
-        self.name, self._run, self._count = name, run, count
+        self.name, self._run, self._count, self._learn = name, run, count, learn
         self.original, self.parts = original, tuple(parts)
 
     def owned(self) -> Native:
@@ -125,6 +127,10 @@ class Native(nn.Module):
     def forward(self, *operands: Any) -> Any:
         if can_repeat(*(x for x in operands if isinstance(x, Tensor))):
             found = self._run(*operands[:self._count])
+            if found is not None:
+                return found
+        elif self._learn is not None:
+            found = self._learn(*operands[:self._count])
             if found is not None:
                 return found
         if (told := watcher()) is not None:

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.nn import functional as F
 
+from ..conv.excitation import averaged
 from ..runtime import norms, pools, resampling, softmax, totals, volumes
 from ..runtime.concatenation import concatenated
 from ..runtime.shuffling import channel_shuffle
@@ -37,6 +38,7 @@ class Row:
         tensors: Arguments that are tensors of a module, which are looked up in every call.
         turns: Whether, with these arguments, the result may lie otherwise than torch's would.
         activates: Whether it takes the step of an activation that follows, as `activation`.
+        learn: As `run`, where a gradient is asked for.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Row:
     tensors: tuple[str, ...] = ()
     turns: Callable[[dict[str, Any]], bool] = lambda given: False
     activates: bool = False
+    learn: Callable[..., Tensor | None] | None = None
 
     def of_module(self, module: Any) -> dict[str, Any] | None:
         given = {name: getattr(module, name, default) for name, default in self.arguments.items()
@@ -101,6 +104,15 @@ def _instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, moment
     return norms.instance_norm(x, weight, bias, eps, activation)
 
 
+def _learn_pool(x: Tensor, output_size: Any) -> Tensor | None:
+    return averaged(x) if output_size in (1, (1, 1), [1, 1]) else None
+
+
+def _learn_mean(x: Tensor, dim: Any, keepdim: Any) -> Tensor | None:
+    plain = keepdim is True and type(dim) in (tuple, list) and sorted(dim) in ([2, 3], [-2, -1])
+    return averaged(x) if plain else None
+
+
 AFFINE = ("weight", "bias")
 ROWS = (
     Row("max pool", pools.max_pool2d, (nn.MaxPool2d,), (F.max_pool2d, torch.max_pool2d),
@@ -110,7 +122,7 @@ ROWS = (
         {"kernel_size": REQUIRED, "stride": None, "padding": 0, "ceil_mode": False,
          "count_include_pad": True, "divisor_override": None}),
     Row("average pool", pools.adaptive_avg_pool2d, (nn.AdaptiveAvgPool2d,),
-        (F.adaptive_avg_pool2d,), {"output_size": REQUIRED}),
+        (F.adaptive_avg_pool2d,), {"output_size": REQUIRED}, learn=_learn_pool),
     Row("max pool", pools.adaptive_max_pool2d, (nn.AdaptiveMaxPool2d,), (F.adaptive_max_pool2d,),
         {"output_size": REQUIRED, "return_indices": False}, {"return_indices": False}),
     Row("max pool", volumes.max_pool3d, (nn.MaxPool3d,), (F.max_pool3d, torch.max_pool3d),
@@ -124,7 +136,7 @@ ROWS = (
     Row("max pool", volumes.adaptive_max_pool3d, (nn.AdaptiveMaxPool3d,), (F.adaptive_max_pool3d,),
         {"output_size": REQUIRED, "return_indices": False}, {"return_indices": False}),
     Row("mean", partial(_over, "mean"), (), (torch.mean, "mean"),
-        {"dim": REQUIRED, "keepdim": False, "dtype": None}, {"dtype": None}),
+        {"dim": REQUIRED, "keepdim": False, "dtype": None}, {"dtype": None}, learn=_learn_mean),
     Row("sum", partial(_over, "sum"), (), (torch.sum, "sum"),
         {"dim": REQUIRED, "keepdim": False, "dtype": None}, {"dtype": None},
         turns=lambda given: True),
@@ -173,13 +185,18 @@ class Asked:
     run: Callable[..., Tensor | None]
     parts: tuple[Any, ...] = ()
     turns: bool = False
+    learn: Callable[..., Tensor | None] | None = None
 
 
 class Run:
-    """run(x, *others): an operation with its arguments; `others` are those that are values."""
+    """run(x, *others): an operation with its arguments; `others` are those that are values.
 
-    def __init__(self, row: Row, arguments: dict[str, Any], module: Any = None) -> None:
-        self._row, self._arguments, self._module = row, arguments, module
+    `learns`: it is the row's function for gradients.
+    """
+
+    def __init__(self, row: Row, arguments: dict[str, Any], module: Any = None,
+                 learns: bool = False) -> None:
+        self._row, self._arguments, self._module, self._learns = row, arguments, module, learns
 
     def __call__(self, x: Any, *others: Any) -> Tensor | None:
         if not isinstance(x, Tensor):
@@ -189,7 +206,8 @@ class Run:
         given = filled(self._arguments, others)
         if self._module is not None:
             given.update({name: getattr(self._module, name) for name in self._row.tensors})
-        return self._row.run(x, **given)
+        run = self._row.learn if self._learns else self._row.run
+        return None if run is None else run(x, **given)
 
     def _plain(self, others: Sequence[Any]) -> list[Any]:
         """Those of the values that are no tensors of the operation."""
@@ -229,7 +247,8 @@ def asked(node: fx.Node, module: Any, activation: str | None = None) -> Asked | 
     if activation is not None:
         name, numbered = f"{name} {activation}", {**numbered, "activation": activation}
     return Asked(name, (node.args[0], *more), Run(row, numbered, module),
-                 (module,) if module is not None and row.tensors else (), row.turns(given))
+                 (module,) if module is not None and row.tensors else (), row.turns(given),
+                 Run(row, numbered, module, learns=True) if row.learn else None)
 
 
 def row_of(node: fx.Node, module: Any) -> Row | None:

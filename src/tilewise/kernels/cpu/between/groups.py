@@ -88,12 +88,12 @@ def in_passes(isa: Isa, *bodies: Callable[[Function], None]) -> Module:
             body(f)
         functions.append(f)
     names = (("add", "parts"), ("statistics", "merges"), ("normalise", "tasks"))
-    emit_entry(m, [emit_region(m, name, _tasks(count), f)
+    emit_entry(m, [emit_region(m, name, tasks_of(count), f)
                    for (name, count), f in zip(names, functions, strict=True)])
     return m
 
 
-def _tasks(name: str) -> Callable[[Function, Pointer], Index]:
+def tasks_of(name: str) -> Callable[[Function, Pointer], Index]:
     def count(f: Function, frame: Pointer) -> Index:
         z = InCode(f, None, SIZES)
         each: Index = getattr(z, name)

@@ -1,0 +1,192 @@
+"""Squeeze and excitation with gradients: torch's results and gradients, and when it is torch's."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from support.harness import sample
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tilewise
+from tilewise.conv import excitation
+from tilewise.kernels.cpu import memory
+
+LAST = torch.channels_last
+empty = memory.empty
+
+
+@pytest.fixture(autouse=True)
+def full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "empty", lambda *shape: empty(*shape).fill_(torch.nan))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes whose gradients a kernel of ours computed."""
+    found: list[tuple[int, ...]] = []
+    kernel = excitation.kernels.backward
+
+    def backward(grad: Tensor, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        found.append(tuple(x.shape))
+        return kernel(grad, x, scale)
+
+    monkeypatch.setattr(excitation.kernels, "backward", backward)
+    return found
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape).contiguous(memory_format=LAST).requires_grad_()
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / (expected.norm() + 1e-9))
+
+
+def doubled(*tensors: Tensor) -> list[Tensor]:
+    return [x.detach().double().requires_grad_() for x in tensors]
+
+
+def test_random_products(calls: list[tuple[int, ...]]) -> None:
+    rng, count = random.Random(0), sample(500, 40)
+    torch.manual_seed(0)
+    for number in range(count):
+        n, c, h, w = (rng.randint(1, most) for most in (5, 70, 30, 30))
+        x, scale = drawn(n, c, h + 1, w), torch.randn(n, c, 1, 1, requires_grad=True)
+        y = excitation.scaled(*((x, scale) if number % 2 else (scale, x)))
+        assert y is not None
+        grad = torch.randn(y.shape)
+        if number % 3:
+            grad = grad.contiguous(memory_format=LAST)
+        if number % 5 == 0:
+            grad = grad[:, :1, :1, :1].expand(y.shape)
+        others = doubled(x, scale)
+        expected = others[0] * others[1]
+        assert apart(y.detach(), expected.detach()) < 1e-7
+        for one, other in zip(torch.autograd.grad(y, (x, scale), grad),
+                              torch.autograd.grad(expected, others, grad.double()), strict=True):
+            assert one.shape == other.shape
+            assert apart(one, other) < 1e-6
+    assert len(calls) == count
+
+
+def test_means() -> None:
+    torch.manual_seed(0)
+    for shape in ((2, 17, 9, 11), (1, 64, 1, 1), (5, 3, 40, 2)):
+        x = drawn(*shape)
+        (other,) = doubled(x)
+        y, expected = excitation.averaged(x), other.mean((2, 3), keepdim=True)
+        assert y is not None
+        assert apart(y.detach(), expected.detach()) < 1e-6
+        grad = torch.randn(y.shape)
+        (one,) = torch.autograd.grad(y, x, grad)
+        assert apart(one, torch.autograd.grad(expected, other, grad.double())[0]) < 1e-6
+
+
+def test_one_gradient_alone() -> None:
+    x, scale = drawn(2, 8, 5, 5), torch.randn(2, 8, 1, 1, requires_grad=True)
+    others = doubled(x, scale)
+    expected = torch.autograd.grad((others[0] * others[1]).square().sum(), others)
+    for i, given in enumerate(((x, scale.detach()), (x.detach(), scale))):
+        y = excitation.scaled(*given)
+        assert y is not None
+        (found,) = torch.autograd.grad(y.square().sum(), given[i])
+        assert apart(found, expected[i]) < 1e-6
+
+
+def penalty(model: Any, x: Tensor) -> Tensor:
+    (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    (found,) = torch.autograd.grad(grad.square().sum(), x)
+    return found
+
+
+def test_gradients_of_gradients() -> None:
+    x, scale = drawn(2, 4, 5, 3), torch.randn(2, 4, 1, 1)
+    (other,) = doubled(x)
+    found = penalty(lambda x: excitation.scaled(x, scale * excitation.averaged(x)), x)
+    expected = penalty(lambda x: x * (scale.double() * x.mean((2, 3), keepdim=True)), other)
+    assert apart(found, expected) < 1e-5
+
+
+def test_a_result_may_be_changed_in_place() -> None:
+    x, scale = drawn(2, 4, 5, 3), torch.randn(2, 4, 1, 1, requires_grad=True)
+    y = excitation.scaled(x, scale)
+    assert y is not None
+    y.add_(1).mul_(2)
+    (found,) = torch.autograd.grad(y.sum(), scale)
+    assert apart(found, 2 * x.detach().double().sum((2, 3), keepdim=True)) < 1e-6
+
+
+def test_an_operand_that_was_changed_is_noticed() -> None:
+    x, scale = drawn(2, 4, 5, 3), torch.randn(2, 4, 1, 1, requires_grad=True)
+    inner = x * 1
+    y = excitation.scaled(inner, scale)
+    assert y is not None
+    inner.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("given", [
+    (torch.randn(2, 4, 5, 3, requires_grad=True), torch.randn(2, 4, 1, 1)),  # in planes
+    (drawn(2, 4, 5, 3), torch.randn(1, 4, 1, 1)), (drawn(2, 4, 5, 3), torch.randn(2, 1, 5, 3)),
+    (drawn(2, 4, 5, 3).double(), torch.randn(2, 4, 1, 1).double()),
+    (drawn(2, 4, 5, 3), torch.randn(2, 8, 1, 1)[:, ::2]), (drawn(2, 4, 5, 3), 2.0),
+    (drawn(2, 4, 5, 3).detach(), torch.randn(2, 4, 1, 1)),  # nothing to learn
+    (drawn(0, 4, 5, 3), torch.randn(0, 4, 1, 1))])
+def test_others_are_torchs(given: tuple[Any, Any]) -> None:
+    assert excitation.scaled(*given) is None
+    assert excitation.scaled(*reversed(given)) is None
+
+
+def test_modes_are_torchs() -> None:
+    x, scale = drawn(2, 4, 5, 3), torch.randn(2, 4, 1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert excitation.scaled(x, scale) is None
+        assert excitation.averaged(x) is None
+    with torch.no_grad():
+        assert excitation.averaged(x) is None
+    with torch.profiler.profile():
+        assert excitation.scaled(x, scale) is None
+
+
+class Excited(nn.Module):
+    """As in EfficientNet, MobileNetV3 and SENet."""
+
+    def __init__(self, how: int) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.last = nn.Conv2d(3, 24, 3, padding=1), nn.Conv2d(24, 8, 1)
+        self.squeeze, self.excite = nn.Conv2d(24, 6, 1), nn.Conv2d(6, 24, 1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.first(x))
+        mean = (self.pool(x) if self.how == 0 else x.mean((2, 3), keepdim=True) if self.how == 1
+                else F.adaptive_avg_pool2d(x, (1, 1)))
+        scale = torch.sigmoid(self.excite(F.relu(self.squeeze(mean))))
+        return self.last(x * scale if self.how else scale * x)
+
+
+@pytest.mark.parametrize("how", range(3))
+def test_models(how: int, calls: list[tuple[int, ...]]) -> None:
+    torch.manual_seed(how)
+    net = Excited(how)
+    model, exact = tilewise.optimize(copy.deepcopy(net)), copy.deepcopy(net).double()
+    x = torch.randn(3, 3, 14, 10)
+    for _ in range(2):
+        for one, images in ((model, x), (exact, x.double())):
+            one.zero_grad()
+            one(images).square().mean().backward()
+        for a, b in zip(model.parameters(), exact.parameters(), strict=True):
+            assert a.grad is not None
+            assert b.grad is not None
+            assert apart(a.grad, b.grad) < 1e-5
+    assert calls == [(3, 24, 14, 10)] * 2
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), exact(x.double()).float(), rtol=1e-4, atol=1e-4)
+    assert len(calls) == 2
