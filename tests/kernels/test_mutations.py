@@ -214,6 +214,10 @@ MUTATIONS = {
     "borders count as inside": Mutation(
         changed(depthwise.Geometry, "may_be_outside", lambda maybe: False), "cpu_depthwise",
         DEPTHWISE),
+    "channels of another group": Mutation(
+        changed(depthwise._Depthwise, "_channels_of", lambda value: value.shuffle(
+            value, [lane ^ 4 for lane in range(value.lanes)])), "cpu_depthwise",
+        "n1c20h5w9k20r3s3p1g5_f32_forward"),
     "outputs that do not see the image count as those that do": Mutation(
         changed(depthwise.Geometry, "far_out", lambda far: False), "cpu_depthwise",
         "n1c21h3w9k21r3s3p0x5g21_f32_forward"),

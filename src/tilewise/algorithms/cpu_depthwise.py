@@ -1,4 +1,4 @@
-"""Depthwise convolutions: one filter a channel, or a few."""
+"""Depthwise convolutions: one filter a channel, or a few; and groups of few channels."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from .common import CpuAlgorithm, cpu_f32_forward
 
 WIDTHS = (1, 2, 4, 6, 7, 8, 12, 14)
 HEIGHTS = (1, 2, 4, 8, 16, 32)
+MOST = 121  # taps of an output
 SLOWER = 2.2  # than what units and loads allow, as measured
+NEAR = 16  # columns of a tile that stay in the first cache, whatever lies between them
+SHUFFLED, STRIDED = 1.5, 1.9  # the same, for groups of several channels
 
 
 class CpuDepthwise(CpuAlgorithm):
     """Channels in the lanes; every loaded column meets all taps that cover it."""
 
     name = "cpu_depthwise"
-    version = 3
+    version = 4
 
     def kernel(self) -> Any:
         from ..kernels.cpu.conv import depthwise
@@ -30,11 +33,10 @@ class CpuDepthwise(CpuAlgorithm):
         return depthwise
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        most = t.lanes if t.device == "cpu" else 1
-        return cpu_f32_forward(p, t) + is_depthwise(p, most)
+        return cpu_f32_forward(p, t) + (_in_lanes(p, t.lanes) if t.device == "cpu" else [])
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return accumulation_error(p.r * p.s)
+        return accumulation_error(p.group_c * p.r * p.s)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
@@ -69,19 +71,35 @@ def _row_cycles(p: Problem, t: Target, tile_w: int) -> float:
 
 def _tile_cycles(p: Problem, t: Target, width: int) -> float:
     columns = (width - 1) * p.stride[1] + p.s
-    row = max(width * p.s / t.row.units, (columns + p.s) / 2) + 3
-    return SLOWER * (p.r * row + 3 * width + 12)
+    if p.group_c == 1:
+        row = max(width * p.s / t.row.units, (columns + p.s) / 2) + 3
+        return SLOWER * (p.r * row + 3 * width + 12)
+    row = (width * p.s + columns) / t.row.units + 3  # shuffles take the units that products take
+    row += max(0, columns - NEAR)
+    slower = SHUFFLED if p.stride == (1, 1) else STRIDED
+    return slower * (p.r * p.group_c * row + 3 * width + 12)
 
 
-def is_depthwise(p: Problem, most: int = 1) -> list[str]:
-    """What lanes full of channels ask for; up to so many filters a channel, by which lanes are
-    evenly shared."""
+def _in_lanes(p: Problem, lanes: int) -> list[str]:
+    """What lanes full of channels ask for: whole groups in a vector of outputs."""
     reasons = []
-    times, rest = divmod(p.k, p.c)
-    if p.groups != p.c or rest or times > most or (most > 1 and most % times):
-        more = f", or 2, 4 ... up to {most} times as many" if most > 1 else ""
+    if lanes % p.group_k or p.group_k % p.group_c or p.groups == 1 < p.c:
+        reasons.append(f"groups is {p.groups} for {p.c} input and {p.k} output channels, needs "
+                       f"several, each with outputs that divide {lanes} and inputs that divide "
+                       "its outputs")
+    return reasons + _small_filter(p, p.group_c)
+
+
+def is_depthwise(p: Problem) -> list[str]:
+    """One filter a channel."""
+    reasons = []
+    if p.groups != p.c or p.k != p.c:
         reasons.append(f"groups is {p.groups} for {p.c} input and {p.k} output channels, "
-                       f"needs a group a channel, and as many outputs{more}")
-    if p.r * p.s > 121:
-        reasons.append(f"filter is {p.r}x{p.s}, needs at most 121 taps")
-    return reasons
+                       "needs a group a channel, and as many outputs")
+    return reasons + _small_filter(p)
+
+
+def _small_filter(p: Problem, channels: int = 1) -> list[str]:
+    """Taps are unrolled."""
+    most = MOST // channels
+    return [f"filter is {p.r}x{p.s}, needs at most {most} taps"] if p.r * p.s > most else []

@@ -1,6 +1,7 @@
 """Depthwise convolution: channels in the lanes, every loaded column used by all taps it meets.
 
-Where an input channel has several filters, the lanes of all its outputs hold it.
+So are small groups of channels, of which whole ones share a vector of outputs: for each channel of
+a group, the lanes of all its outputs hold it.
 
 Nothing is packed: rows outside the image are left out of the loop over filter rows, and columns
 that may lie outside are skipped by branches, which cost nothing inside the image.
@@ -25,6 +26,7 @@ from .geometry import Sizes
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "block_rows", "row_blocks",
          "pieces_0", "pieces_1", "pieces_2", "pieces_3")
 FREE = ("block_rows",)  # a tunable that is a size as well
+NARROW = 5  # taps of a row that do not hide how long a column takes to come
 
 
 class Geometry(Sizes):
@@ -59,10 +61,9 @@ class Geometry(Sizes):
     def k_vectors(self) -> int:
         return ceil_div(self.p.k, self.lanes)
 
-    @cached
-    def times(self) -> int:
-        """Filters of an input channel."""
-        return self.p.k // self.p.c
+    def inputs(self, outputs: int) -> int:
+        """Channels that so many outputs read."""
+        return ceil_div(outputs, self.p.group_k) * self.p.group_c
 
     def meetings(self, width: int) -> list[tuple[int, list[tuple[int, int]]]]:
         """The columns that a tile reads, each with the (pixel, tap) that it meets."""
@@ -82,11 +83,12 @@ class Geometry(Sizes):
         return 0
 
     def pack_weight(self, weight: Any) -> Any:
-        """(K, 1, R, S) to [vector of K][r][s][lane]."""
+        """(K, C of a group, R, S) to [vector of K][r][c][s][lane]."""
         import torch
 
         p, width = self.p, self.k_vectors * self.lanes
-        w = torch.nn.functional.pad(weight.reshape(p.k, p.r * p.s), (0, 0, 0, width - p.k))
+        w = weight.reshape(p.k, p.group_c, p.r, p.s).transpose(1, 2).flatten(1)
+        w = torch.nn.functional.pad(w, (0, 0, 0, width - p.k))
         return w.unflatten(0, (-1, self.lanes)).transpose(1, 2).contiguous()
 
 
@@ -129,12 +131,13 @@ class _Depthwise:
     def _channels(self, f: Function, width: int, w: Index, channel: Index, count: int) -> None:
         """One vector of output channels of a tile."""
         p = self.p
-        x = f.x + (channel // self.g.times if self.g.times > 1 else channel)
-        taps = f.weight + channel * (p.r * p.s)
+        x = f.x + (channel if p.group_k == 1 else channel // p.group_k * p.group_c)
+        row_taps = p.s * p.group_c  # of an output, that a row of the filter has
+        taps = f.weight + channel * (p.r * row_taps)
         zeros = [f.vector(0.0)] * width
         with f.loop(f.high, start=f.low, carry=zeros) as r:
             row = x + r.i * w * (p.dilation[0] * p.c)
-            r.values = self._filter_row(f, row, taps + r.i * (p.s * self.g.lanes), r.values, w,
+            r.values = self._filter_row(f, row, taps + r.i * (row_taps * self.g.lanes), r.values, w,
                                         count)
         for i, value in enumerate(r.values):
             at = channel + i * p.k
@@ -143,6 +146,17 @@ class _Depthwise:
 
     def _filter_row(self, f: Function, x: Pointer, taps: Pointer, acc: list[Vector], w: Index,
                     count: int) -> list[Vector]:
+        """Channel by channel of the groups: few weights stay in registers."""
+        if self.p.s <= NARROW:  # the next channels of a pixel: no pattern that processors know
+            for column, _ in self.g.meetings(len(acc)):
+                (x + column * self.p.c).prefetch(self.g.lanes, level=1)
+        for channel in range(self.p.group_c):
+            acc = self._filter_channel(f, x, taps + channel * (self.p.s * self.g.lanes), acc, w,
+                                       (count, channel))
+        return acc
+
+    def _filter_channel(self, f: Function, x: Pointer, taps: Pointer, acc: list[Vector], w: Index,
+                        which: tuple[int, int]) -> list[Vector]:
         """Each column is loaded once and meets every tap that covers it.
 
         Columns outside the image add nothing, not even zero times a weight that may be infinite.
@@ -151,7 +165,7 @@ class _Depthwise:
         weights = [taps.load(s * self.g.lanes) for s in range(self.p.s)]
 
         def met(column: int, pairs: list[tuple[int, int]]) -> list[Vector]:
-            value = self._channels_of(x + column * self.p.c, count)
+            value = self._channels_of(x + column * self.p.c, *which)
             return [f.fma(value, weights[s], acc[i]) for i, s in pairs]
 
         for column, pairs in self.g.meetings(width):
@@ -165,11 +179,12 @@ class _Depthwise:
                 acc[i] = value
         return acc
 
-    def _channels_of(self, x: Pointer, count: int) -> Vector:
-        """The inputs of so many outputs."""
-        times, lanes = self.g.times, self.g.lanes
-        value = x.load(lanes=max(1, lanes // times), count=ceil_div(count, times))
-        return value if times == 1 else value.shuffle(value, [i // times for i in range(lanes)])
+    def _channels_of(self, x: Pointer, count: int, channel: int) -> Vector:
+        """The inputs of so many outputs, of each the one that is this channel of its group."""
+        k, c, lanes = self.p.group_k, self.p.group_c, self.g.lanes
+        value = x.load(lanes=max(1, self.g.inputs(lanes)), count=self.g.inputs(count))
+        return value if k == 1 else value.shuffle(
+            value, [i // k * c + channel for i in range(lanes)])
 
     def _body(self) -> Function:
         p = self.p
