@@ -131,6 +131,90 @@ def test_an_operand_that_was_changed_is_noticed() -> None:
         y.sum().backward()
 
 
+def test_only_what_is_needed_is_saved() -> None:
+    """What is not may change, as with torch."""
+    for learns in (0, 1):
+        saved: list[tuple[int, ...]] = []
+        given = [drawn(2, 4, 5, 3), torch.randn(2, 4, 1, 1, requires_grad=True)]
+        given[1 - learns] = given[1 - learns].detach()
+
+        def note(t: Tensor, saved: list[tuple[int, ...]] = saved) -> Tensor:
+            saved.append(tuple(t.shape))
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            y = excitation.scaled(*given)
+        assert y is not None
+        assert saved == [tuple(given[1 - learns].shape)]
+        expected = given[1 - learns].double().clone()
+        if learns == 1:
+            expected = expected.sum((2, 3), keepdim=True)
+        (found,) = torch.autograd.grad(y.sum(), given[learns])
+        assert apart(found, expected.expand(found.shape)) < 1e-6
+
+
+HOOKS: dict[str, Any] = {
+    "in planes": lambda t: t.contiguous(), "in bfloat16": lambda t: t.bfloat16(),
+    "in float64": lambda t: t.double(), "the same": lambda t: t,
+    "every second": lambda t: torch.stack((t, t), -1)[..., 0]}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_what_hooks_saved_otherwise(name: str) -> None:
+    change = HOOKS[name]
+    x, scale = drawn(2, 20, 5, 3), torch.randn(2, 20, 1, 1, requires_grad=True)
+    others = doubled(x, scale)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: change(t.detach()), lambda t: t):
+        y = excitation.scaled(x, scale)
+    assert y is not None
+    error = 1e-2 if name == "in bfloat16" else 1e-6
+    for one, other in zip(torch.autograd.grad(y.sum(), (x, scale)),
+                          torch.autograd.grad((others[0] * others[1]).sum(), others), strict=True):
+        assert apart(one, other) < error
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_whatever_torch_makes_by_default(dtype: torch.dtype) -> None:
+    x, scale = drawn(2, 20, 5, 3), torch.randn(2, 20, 1, 1, requires_grad=True)
+    others = doubled(x, scale)
+    torch.set_default_dtype(dtype)
+    try:
+        y = excitation.scaled(x, scale)
+        assert y is not None
+        found = torch.autograd.grad(y, (x, scale), torch.ones(y.shape, dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, torch.autograd.grad((others[0] * others[1]).sum(), others),
+                          strict=True):
+        assert one.dtype == torch.float32
+        assert apart(one, other) < 1e-6
+
+
+def test_the_gradient_of_a_mean_may_be_changed_in_place() -> None:
+    x = drawn(2, 4, 5, 3)
+    x.register_hook(lambda grad: grad.mul_(2))
+    y = excitation.averaged(x)
+    assert y is not None
+    (found,) = torch.autograd.grad(y.sum(), x)
+    assert apart(found, torch.full(x.shape, 2 / 15).double()) < 1e-6
+    assert found.is_contiguous(memory_format=LAST)
+
+
+def test_steps_that_were_saved_before_there_were_such_gradients() -> None:
+    model = tilewise.optimize(Excited(0))
+    x = torch.randn(3, 3, 14, 10)
+    expected = model(x)
+    steps = [step for captures in model.__dict__["forward"].captures.values()
+             for capture in captures for step in capture.steps.values() if hasattr(step, "_learn")]
+    assert steps
+    for step in steps:
+        step.__dict__.pop("_learn")
+        step._run.__dict__.pop("_learns", None)
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("given", [
     (torch.randn(2, 4, 5, 3, requires_grad=True), torch.randn(2, 4, 1, 1)),  # in planes
     (drawn(2, 4, 5, 3), torch.randn(1, 4, 1, 1)), (drawn(2, 4, 5, 3), torch.randn(2, 1, 5, 3)),

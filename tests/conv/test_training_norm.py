@@ -339,3 +339,23 @@ def test_steps_by_torch_and_by_us_in_one_graph() -> None:
     assert second is not None
     (first.sum() + second.sum()).backward()
     assert norm.weight.grad is not None
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("change", [lambda t: t.contiguous(), lambda t: t.double(),
+                                    lambda t: torch.stack((t, t), -1)[..., 0]])
+def test_what_hooks_saved_otherwise(residual: bool, change: Any) -> None:
+    norm = nn.BatchNorm2d(20).train()
+    x, more = (images(2, 20, 5, 3, seed=i).requires_grad_() for i in range(2))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: change(t.detach()), lambda t: t):
+        y = batch_norm.normalised(norm, x, more if residual else None, "relu")
+    assert y is not None
+    exact = copy.deepcopy(norm).double()
+    others = [t.detach().double().requires_grad_() for t in (x, more)]
+    expected = F.relu(exact(others[0]) + (others[1] if residual else 0))
+    grad = images(2, 20, 5, 3, seed=5)
+    for one, other in zip(
+            torch.autograd.grad(y, (x, norm.weight, norm.bias), grad),
+            torch.autograd.grad(expected, (others[0], exact.weight, exact.bias), grad.double()),
+            strict=True):
+        assert apart(one, other) < 1e-5

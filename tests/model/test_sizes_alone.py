@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tilewise
-from tilewise.model.captured import LATER, LONGEST, SIZED
+from tilewise.model.captured import LATER, SIZED
 
 
 class Anchors(nn.Module):
@@ -96,7 +96,10 @@ def test_sizes_that_change_all_the_time_get_none(both):
 def test_graphs_are_few(both):
     model, net = both
     for size in range(10, 10 + 2 * (SIZED + 2), 2):
-        check(model, net, *[(size, size)] * (LONGEST + 1))
+        (patience,) = model.__dict__["forward"]._patience.values() or (1,)
+        check(model, net, *[(size, size)] * patience)
+        assert not graphs(model) or graphs(model)[0].forms != (torch.Size([2, 3, size, size]),)
+        check(model, net, (size, size))
         assert graphs(model)[0].forms == (torch.Size([2, 3, size, size]),)
     assert len(graphs(model)) == SIZED
 
@@ -127,7 +130,7 @@ def test_tries_are_few():
             torch.testing.assert_close(found, net(x), rtol=1e-4, atol=1e-4)
             model.head.count = net.head.count
     assert not graphs(model)
-    assert model.__dict__["forward"]._patience > 40  # after two
+    assert max(model.__dict__["forward"]._patience.values()) > 40  # after two
 
 
 def test_other_parameters_may_have_other_sizes(both):

@@ -82,10 +82,11 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """By our kernels; by torch where the gradients are themselves to be differentiated."""
-        x, *_, tables, mask = ctx.saved_tensors
+        saved = _as_they_were(*ctx.saved_tensors)
+        x, *_, tables, mask = saved
         wants = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or not is_plain_gradient(grad, x):
-            parts = _by_torch(ctx, grad)
+            parts = _by_torch(ctx, grad, saved)
         else:
             found = kernels.backward(grad, x, Statistics(tables, mask), ctx.activation, ctx.eps,
                                      wants[1])
@@ -94,9 +95,17 @@ class _Normalised(torch.autograd.Function):
             None, None, None
 
 
-def _by_torch(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _as_they_were(x: Tensor, weight: Tensor | None, bias: Tensor | None, tables: Tensor,
+                  mask: Tensor | None) -> tuple[Any, ...]:
+    """What kernels read by its address: hooks may have saved it in another form."""
+    x = x.to(torch.float32).contiguous(memory_format=torch.channels_last)
+    tables = tables.to(torch.float32).contiguous()
+    return x, weight, bias, tables, None if mask is None else mask.to(torch.uint8).contiguous()
+
+
+def _by_torch(ctx: Any, grad: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     """In torch's own operators, which autograd knows how to differentiate."""
-    x, weight, bias, tables, mask = ctx.saved_tensors
+    x, weight, bias, tables, mask = saved
     wants, channels = ctx.needs_input_grad, x.shape[1]
     mean, factor, offset, rate, _ = (table[:channels] for table in tables)
     if mask is not None:

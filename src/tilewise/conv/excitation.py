@@ -47,22 +47,20 @@ def _is_quiet(*tensors: Tensor) -> bool:
 class _Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, scale)
+        needs_x, needs_scale = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_scale else None, scale if needs_x else None)
         y = pointwise([("mul", 0, 1)], [x.detach(), scale.detach()])
         return x * scale if y is None else whole(y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale = ctx.saved_tensors
-        wants = ctx.needs_input_grad
-        if torch.is_grad_enabled() or not is_plain_gradient(grad, x, scale):
-            parts = grad * scale, (grad * x).sum((2, 3), keepdim=True)
-        elif all(wants):
-            parts = kernels.backward(grad, x, scale)
-        else:
-            parts = (grad * scale if wants[0] else None,
-                     (grad * x).sum((2, 3), keepdim=True) if wants[1] else None)
-        return tuple(part if wanted else None for part, wanted in zip(parts, wants, strict=True))
+        # hooks may have saved them otherwise
+        if all(ctx.needs_input_grad) and not torch.is_grad_enabled() and (
+                is_plain_gradient(grad, x, scale) and kernels.takes(x, scale)):
+            return kernels.backward(grad, x, scale)
+        return (None if scale is None else grad * scale,
+                None if x is None else (grad * x).sum((2, 3), keepdim=True))
 
 
 class _Averaged(torch.autograd.Function):
@@ -74,5 +72,6 @@ class _Averaged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """One number for all pixels of a channel: no memory of its own."""
-        return (grad / (ctx.shape[2] * ctx.shape[3])).expand(ctx.shape)
+        """One number for all pixels of a channel, in memory of its own as torch's is."""
+        each = grad / (ctx.shape[2] * ctx.shape[3])
+        return each.expand(ctx.shape).contiguous(memory_format=torch.channels_last)

@@ -28,7 +28,7 @@ from .values import Mismatch
 MOST = 8  # captures of one module: more of them mean that it changes with every call
 SIZED = 4  # of these, graphs for one size each
 LATER = 4  # times as many calls in a row are asked for with each of them
-LONGEST = 64  # calls in a row that are always enough, if such graphs can be made
+LONGEST = 64  # calls in a row from which on twice as many are
 FRUITLESS = 16  # times as many where none can
 
 
@@ -68,7 +68,8 @@ class Captured:
         self._passing: set[Any] = set()  # which of them may pass
         # the forms of the last call that had no graph of its own, and calls like it before
         self._last: dict[Any, tuple[Any, int]] = {}
-        self._patience = 1  # calls in a row with the same sizes, before a graph for them is made
+        # calls in a row with the same sizes, before a graph for them is made
+        self._patience: dict[Any, int] = {}
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class Captured:
         last, count = self._last.get(key, (None, 0))
         count = count + 1 if last == forms else 0
         self._last[key] = forms, count
-        return count >= self._patience
+        return count >= self._patience.get(key, 1)
 
     def _for_these_sizes(self, key: Any, args: tuple[Any, ...],
                          kwargs: dict[str, Any]) -> Capture | None:
@@ -138,13 +139,13 @@ class Captured:
         self._last.pop(key, None)
         leaves, spec = tree_flatten((args, kwargs))
         with self._lock:
+            patience = self._patience.get(key, 1)
             try:
                 capture = self._capture(key, leaves, spec, sized=True)
             except Refused:
-                self._patience *= FRUITLESS
+                self._patience[key] = patience * FRUITLESS
                 return None
-            if self._patience < LONGEST:
-                self._patience *= LATER
+            self._patience[key] = patience * (LATER if patience < LONGEST else 2)
             return capture
 
     def _anew(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any],

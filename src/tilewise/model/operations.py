@@ -194,6 +194,8 @@ class Run:
     `learns`: it is the row's function for gradients.
     """
 
+    _learns = False  # of models that were saved before there was any
+
     def __init__(self, row: Row, arguments: dict[str, Any], module: Any = None,
                  learns: bool = False) -> None:
         self._row, self._arguments, self._module, self._learns = row, arguments, module, learns

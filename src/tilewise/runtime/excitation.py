@@ -36,7 +36,8 @@ def backward(grad: Tensor, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     n, c, h, w = x.shape
     grad = grad.contiguous(memory_format=torch.channels_last)
     run = _runs[n, h * w, c, torch.get_num_threads()]
-    of_x, of_scale = memory.empty(n, h, w, c).permute(0, 3, 1, 2), torch.empty(n, c, 1, 1)
+    of_x, of_scale = memory.empty(n, h, w, c).permute(0, 3, 1, 2), torch.empty(
+        n, c, 1, 1, dtype=torch.float32)
     scratch = memory.empty(run.scratch)
     run.launch(grad.data_ptr(), x.data_ptr(), scale.data_ptr(), of_scale.data_ptr(),
                of_x.data_ptr(), scratch.data_ptr(), 1, run.threads)

@@ -45,6 +45,7 @@ def pack(p: Problem, t: Target, sums: Tensor) -> tuple[Tensor, Tensor]:
 
 def unpack(p: Problem, t: Target, grad: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of the sums before ReLU and pooling, and that of the bias."""
+    mask = mask.to(torch.uint8).contiguous()  # hooks may have saved it in another form
     p = _bare(p)
     if mask.shape != shape(p, t):
         raise TilewiseError(f"mask has shape {tuple(mask.shape)}, needs {shape(p, t)} on {t}: it "
