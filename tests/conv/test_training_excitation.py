@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv import excitation
+from tilewise.conv.ops import ENGINE
 from tilewise.kernels.cpu import memory
 
 LAST = torch.channels_last
@@ -274,3 +275,27 @@ def test_models(how: int, calls: list[tuple[int, ...]]) -> None:
     with torch.inference_mode():
         torch.testing.assert_close(model(x), exact(x.double()).float(), rtol=1e-4, atol=1e-4)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("shape, ours", [((4, 16, 1, 1), False), ((4, 16, 3, 3), True),
+                                         ((80, 16, 1, 1), True)])
+def test_few_images_of_one_pixel_are_torchs_while_they_learn(
+        shape: tuple[int, ...], ours: bool) -> None:
+    """To prepare the weight anew in every step would take longer."""
+    seen: list[Any] = []
+    x = torch.randn(shape, requires_grad=True)
+    weight = torch.randn(8, 16, 1, 1, requires_grad=True)
+    ENGINE.observers.append(seen.append)
+    try:
+        y = tilewise.conv2d(x, weight, activation="relu")
+        found = torch.autograd.grad(y.sum(), (x, weight))
+    finally:
+        ENGINE.observers.remove(seen.append)
+    assert bool(seen) == ours
+    others = doubled(x, weight)
+    expected = F.relu(F.conv2d(*others))
+    assert apart(y.detach(), expected.detach()) < 1e-6
+    for one, other in zip(found, torch.autograd.grad(expected.sum(), others), strict=True):
+        assert apart(one, other) < 1e-6
+    with torch.no_grad():
+        assert apart(tilewise.conv2d(x, weight, activation="relu"), expected.detach()) < 1e-6

@@ -38,6 +38,8 @@ from .options import Options, options_of, output_shape
 
 ENGINE = Engine(ALGORITHMS)
 
+FEW_PIXELS = 64  # images of one pixel each
+
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
            stride: int | Sequence[int] = 1, padding: int | str | Sequence[int] = 0,
@@ -155,6 +157,8 @@ def _by_torch(call: Call) -> Tensor:
 
 def _differentiable(call: Call) -> Tensor:
     """With as much of the tail fused as a gradient allows."""
+    if call.algorithm is None and _has_few_pixels(call):
+        return _by_torch(call)
     activation, pool = _with_gradient(call.activation, call.pool)
     plain = is_unwatched(*call.tensors)
     if (activation, pool) != (None, 1) and _can_mask(call.x, call.weight):
@@ -166,6 +170,12 @@ def _differentiable(call: Call) -> Tensor:
         y = run(*call._replace(activation=activation, pool=pool, slope=None))
     return then(y, None if activation else call.activation, 1 if pool == call.pool else call.pool,
                 call.slope)
+
+
+def _has_few_pixels(call: Call) -> bool:
+    """Whether to prepare a weight that learns takes longer than what is done with it."""
+    n, _, h, w = call.x.shape
+    return h * w == 1 and n <= FEW_PIXELS
 
 
 def _with_gradient(activation: str | None, pool: int) -> tuple[str | None, int]:
