@@ -17,8 +17,8 @@ WIDTHS = (1, 2, 4, 6, 7, 8, 12, 14)
 HEIGHTS = (1, 2, 4, 8, 16, 32)
 MOST = 121  # taps of an output
 SLOWER = 2.2  # than what units and loads allow, as measured
-NEAR = 16  # columns of a tile that stay in the first cache, whatever lies between them
 SHUFFLED, STRIDED = 1.5, 1.9  # the same, for groups of several channels
+NEAR = 16  # columns of a tile that stay in the first cache, whatever lies between them
 
 
 class CpuDepthwise(CpuAlgorithm):

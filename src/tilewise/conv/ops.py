@@ -157,7 +157,7 @@ def _by_torch(call: Call) -> Tensor:
 
 def _differentiable(call: Call) -> Tensor:
     """With as much of the tail fused as a gradient allows."""
-    if call.algorithm is None and _has_few_pixels(call):
+    if call.algorithm is None and call.max_error is None and _has_few_pixels(call):
         return _by_torch(call)
     activation, pool = _with_gradient(call.activation, call.pool)
     plain = is_unwatched(*call.tensors)
