@@ -453,3 +453,9 @@ def test_numbers_of_threads_share_what_a_layer_has():
 def test_images_of_few_pixels_a_phase_are_planned_for_their_own_size(line: str, own: bool) -> None:
     p = Problem.parse(line + "_f32_forward")
     assert (representative(p) == p) is own
+
+
+@pytest.mark.parametrize("width", [1, 100, 2560, 25088, 441000])
+def test_a_class_is_about_as_long_as_its_lines(width: int) -> None:
+    p = Problem.parse(f"n1c96h1w{width}k384r1s1_f32_forward")
+    assert 0.7 <= representative(p).w / width <= 1.5
