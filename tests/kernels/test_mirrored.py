@@ -42,12 +42,13 @@ def problem(k: int, c: int, r: int, s: int) -> Problem:
 def test_the_same_bits(algorithm: Any, shape: tuple[int, int, int, int], large: int,
                        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "LARGE", large)  # by generated code, and by torch
+    monkeypatch.setattr(direct, "is_loaded", lambda isa: False)
     (k, c, r, s), p = shape, problem(*shape)
     whole = torch.randn(k, c, r, s)
     weights = [whole, whole.contiguous(memory_format=torch.channels_last),
                torch.randn(k, c, 2 * r, 2 * s)[:, :, ::2, 1::2]]
     for weight in weights:
-        assert torch.equal(prepared(algorithm, p, Mirrored(weight)),
+        assert torch.equal(prepared(algorithm, p, Mirrored(weight, 1)),
                            prepared(algorithm, p, mirror(weight, 1)))
 
 
@@ -55,11 +56,35 @@ def test_who_does_it() -> None:
     assert {"cpu_winograd", "cpu_direct", "cpu_pointwise"} <= {a.name for a in BY_STRIDES}
 
 
-def test_groups_are_tensors() -> None:
+def test_who_reads_by_strides() -> None:
     weight = torch.randn(8, 2, 3, 3)
-    assert isinstance(mirrored(weight, 2, True), torch.Tensor)
-    assert isinstance(mirrored(weight, 1, False), torch.Tensor)
-    assert isinstance(mirrored(weight, 1, True), Mirrored)
+    assert isinstance(mirrored(weight, 2, False), torch.Tensor)
+    assert isinstance(mirrored(weight, 2, True), Mirrored)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_groups_of_a_mirrored_weight(groups: int) -> None:
+    """Each group's filters lie behind those of the group before."""
+    algorithm: Any = next(a for a in BY_STRIDES if a.name == "cpu_direct")
+    p = Problem(1, 18 * groups, 12, 12, 20 * groups, 3, 3, groups=groups)
+    weight = torch.randn(18 * groups, 20, 3, 3)
+    q, s = algorithm.weight_of(p, algorithm.default(p, T))
+    g = algorithm._geometry(q, T, s)
+    for form in (weight, weight.contiguous(memory_format=torch.channels_last)):
+        assert torch.equal(direct.prepare(g, T, Mirrored(form, groups)),
+                           g.pack_weight(mirror(weight, groups)))
+
+
+def test_small_weights_are_packed_by_code_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm: Any = next(a for a in BY_STRIDES if a.name == "cpu_direct")
+    p, weight, packed = problem(5, 7, 3, 3), torch.randn(7, 5, 3, 3), []
+    monkeypatch.setattr(direct, "is_loaded", lambda isa: False)
+    expected = prepared(algorithm, p, weight)
+    monkeypatch.setattr(direct, "is_loaded", lambda isa: True)
+    whole = direct.prepare
+    monkeypatch.setattr(direct, "prepare", lambda *args: packed.append(1) or whole(*args))
+    assert torch.equal(prepared(algorithm, p, weight), expected)
+    assert packed
 
 
 def test_large_weights_bypass_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +113,8 @@ def test_panels_between_unmapped_pages(row: str, k: int, c: int, taps: tuple[int
         flat = plain.permute(order).contiguous()
         weight = flat.permute([order.index(axis) for axis in range(4)])
         assert torch.equal(weight, plain)
-        strides = torch.tensor(weight.stride()).view(torch.float32)
+        strides = torch.tensor(
+            (p.group_k * weight.stride(0), *weight.stride())).view(torch.float32)
         for threads, side in ((1, "start"), (2, "end")):
             made = launch_guarded(kernel, {"x": strides, "weight": flat.flatten()},
                                   {"y": groups * split * g.panel_floats}, 1, threads, side)

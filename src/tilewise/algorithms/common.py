@@ -59,15 +59,15 @@ class CpuAlgorithm(Algorithm):
 
 
 class PanelAlgorithm(CpuAlgorithm):
-    """One whose weights are panels of blocks of output channels; large ones are packed by
-    generated code, small ones are not worth compiling it."""
+    """One whose weights are panels of blocks of output channels; they are packed by generated
+    code, small ones only if it is there: they are not worth compiling it."""
 
     by_strides = True
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu.prepare import direct, mirrored
 
-        if p.weight_bytes >= LARGE:
+        if p.weight_bytes >= LARGE or direct.is_loaded(t.row):
             return direct.prepare(self._geometry(p, t, s), t, weight)
         plain = weight.tensor() if isinstance(weight, mirrored.Mirrored) else weight
         return super().prepare(p, t, s, plain)

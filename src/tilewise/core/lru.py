@@ -51,6 +51,13 @@ class Lru(Generic[T]):
             self._entries[key] = entry  # the last used is the last
             return entry[0]
 
+    def peek(self, key: Hashable) -> T | None:
+        """An entry as it lies there: this is no use of it."""
+        with self._lock:
+            self._bury()
+            entry = self._entries.get(key)
+        return None if entry is None else entry[0]
+
     def put(self, key: Hashable, value: T) -> T:
         with self._lock:
             self._bury()

@@ -47,7 +47,7 @@ class Gradients(NamedTuple):
 class _Run(NamedTuple):
     launch: Launch
     sizes: batch_norm.Sizes
-    pixels: int
+    mask_bytes: int
     threads: int
 
 
@@ -70,9 +70,7 @@ def forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Ten
     run = _forward[n * h * w, c, eps, weight is not None, bias is not None,
                    residual is not None, activation, masked, torch.get_num_threads()]
     y, scratch = _like(x), _scratch(run.sizes, batch_norm.TABLES)
-    lanes = Target.host().lanes
-    mask = torch.empty(batch_norm.mask_bytes(run.pixels, c, lanes),
-                       dtype=torch.uint8) if masked else None
+    mask = torch.empty(run.mask_bytes, dtype=torch.uint8) if masked else None
     run.launch(x.data_ptr(), _address(weight), _address(bias), _address(residual), y.data_ptr(),
                scratch.data_ptr(), 1, run.threads, _address(mask))
     tables = scratch[run.sizes.before:].view(batch_norm.TABLES, -1).clone()
@@ -111,7 +109,8 @@ def _forward_run(pixels: int, channels: int, eps: float, weight: bool, bias: boo
     sizes = batch_norm.sizes(pixels, channels, eps, target.lanes)
     launch = launcher(batch_norm.make, _problem(activation, residual), Schedule(), target.row,
                       int(weight), int(bias), int(masked), sizes=sizes.words)
-    return _Run(launch, sizes, pixels, threads if pixels * channels >= FEW else 1)
+    return _Run(launch, sizes, batch_norm.mask_bytes(pixels, channels, target.lanes),
+                threads if pixels * channels >= FEW else 1)
 
 
 def _backward_run(pixels: int, channels: int, eps: float, activation: str | None, masked: bool,
@@ -120,7 +119,8 @@ def _backward_run(pixels: int, channels: int, eps: float, activation: str | None
     sizes = batch_norm.sizes(pixels, channels, eps, target.lanes)
     launch = launcher(batch_norm.make_backward, _problem(activation, False), Schedule(),
                       target.row, int(masked), int(kept), sizes=sizes.words)
-    return _Run(launch, sizes, pixels, threads if pixels * channels >= FEW else 1)
+    return _Run(launch, sizes, batch_norm.mask_bytes(pixels, channels, target.lanes),
+                threads if pixels * channels >= FEW else 1)
 
 
 _forward, _backward = Remembered(_forward_run), Remembered(_backward_run)

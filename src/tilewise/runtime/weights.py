@@ -213,9 +213,8 @@ def prepared_with_norm(weight: Tensor, bias: Tensor | None, norm: Norm,
 
 def forget(weight: Tensor) -> None:
     """Let go of all that was made from a weight: it is about to change."""
-    for key, _ in MADE.items():
-        if isinstance(key, tuple) and id(weight) in key[1:]:
-            MADE.drop(key)
+    for key in _FORMS.of(id(weight)):
+        MADE.drop(key)
 
 
 def folded(weight: Tensor, bias: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:

@@ -80,6 +80,11 @@ def _place(request: Request) -> tuple[object, ...]:
     return request.make, request.name, request.s, request.isa, *request.more
 
 
+def is_loaded(request: Request) -> bool:
+    """Whether this process has the code."""
+    return KERNELS.get(_place(request)) is not None
+
+
 def is_compiled(request: Request) -> bool:
     """Whether a launcher has nothing to compile."""
-    return KERNELS.get(_place(request)) is not None or jit.is_kept(request.key, request.isa)
+    return is_loaded(request) or jit.is_kept(request.key, request.isa)

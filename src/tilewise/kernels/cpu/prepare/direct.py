@@ -10,16 +10,18 @@ from typing import Any
 
 from ....core.isa import Isa
 from ....core.problem import Problem
+from ....core.remembered import Remembered
 from ....core.schedule import Schedule
 from ....core.target import Target
 from ..conv.direct_geometry import Geometry
-from ..emit import Bits, Function, Index, Module, Pointer, Vector
-from ..emit.launch import launch_of
+from ..emit import Bits, Function, Index, Module, Pointer, Vector, launch
 from ..emit.requests import Request
 from ..emit.sizes import InCode
 from ..emit.threads import WEIGHT, X, Y, emit_entry, emit_region
 from ..emit.transpose import transpose
+from .mirrored import Mirrored
 
+FEW = 64 << 10  # bytes that a thread packs sooner than others could begin
 ANY = Problem(1, 1, 1, 1, 1, 1, 1)
 # of a panel: filters, input channels, taps down and across; panels of a group; vectors of a block
 SIZES = ("slices", "group_k", "slice_c", "r", "s", "split", "vectors", "k_vectors")
@@ -28,7 +30,7 @@ SIZES = ("slices", "group_k", "slice_c", "r", "s", "split", "vectors", "k_vector
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     """A task is a vector of output channels of one panel.
 
-    The frame's X is a table of the strides of K, C, R and S.
+    The frame's X is a table of the strides of groups, K, C, R and S.
     """
     m = Module(isa)
     with m.function("body", frame="pointer", task="index", worker="index") as body:
@@ -49,8 +51,8 @@ class _Vector:
     def __init__(self, f: Function) -> None:
         self.f, self.z = f, InCode(f, None, SIZES)
         z, lanes = self.z, f.isa.lanes
-        self.k, self.c, self.row, self.column = (
-            f.frame.load_pointer(X).load_index(i) for i in range(4))
+        between, self.k, self.c, self.row, self.column = (
+            f.frame.load_pointer(X).load_index(i) for i in range(5))
         panel, vector = f.task // z.k_vectors, f.task % z.k_vectors
         group, part = panel // z.split, panel % z.split
         depth, block = z.r * z.s * z.slice_c, vector // z.vectors
@@ -58,8 +60,8 @@ class _Vector:
         self.width = (z.k_vectors - block * z.vectors).minimum(z.vectors) * lanes
         self.to = (f.frame.load_pointer(Y) + panel * depth * z.k_vectors * lanes
                    + block * z.vectors * lanes * depth + vector % z.vectors * lanes)
-        self.source = (f.frame.load_pointer(WEIGHT)
-                       + (group * z.group_k + vector * lanes) * self.k + part * z.slice_c * self.c)
+        self.source = (f.frame.load_pointer(WEIGHT) + group * between
+                       + vector * lanes * self.k + part * z.slice_c * self.c)
         self.count = (z.group_k - vector * lanes).minimum(lanes)  # channels that there are
         self.there = Bits(f, f.leading(self.count, lanes))
         self.places = [f.index(lane).minimum(self.count - 1) * self.k for lane in range(lanes)]
@@ -114,6 +116,13 @@ def request_of(isa: Isa) -> Request:
     return Request(make, ANY, Schedule(), isa, (), True)
 
 
+def is_loaded(isa: Isa) -> bool:
+    return launch.is_loaded(request_of(isa))
+
+
+_packers = Remembered(lambda isa, *words: launch.launch_of(request_of(isa), words))
+
+
 def prepare(g: Geometry, t: Target, weight: Any) -> Any:
     """A weight (K, C, R, S), or what has its address and strides, in pool memory."""
     import torch  # workers that only compile do without it
@@ -122,8 +131,11 @@ def prepare(g: Geometry, t: Target, weight: Any) -> Any:
 
     p, s = g.p, g.s
     slices = p.groups * s.split
-    panels, strides = memory.empty(slices, g.panel_floats), torch.tensor(weight.stride())
-    words = [slices, p.group_k, g.slice_c, p.r, p.s, s.split, s.vectors, g.k_vectors]
-    launch_of(request_of(t.row), words)(
-        strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0, 1, t.threads)
+    between = (weight.group_stride() if isinstance(weight, Mirrored)
+               else p.group_k * weight.stride(0))
+    panels = memory.empty(slices, g.panel_floats)
+    strides = torch.tensor((between, *weight.stride()))
+    pack = _packers[t.row, slices, p.group_k, g.slice_c, p.r, p.s, s.split, s.vectors, g.k_vectors]
+    pack(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0, 1,
+         t.threads if panels.nbytes > FEW else 1)
     return panels
