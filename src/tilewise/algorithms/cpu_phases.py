@@ -15,7 +15,6 @@ from ..core.phases import Phase, covers, phases, weights
 from ..core.problem import Epilogue, Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from ..core.watching import watcher
 from .common import CpuAlgorithm, cpu_f32
 
 LINE = 64  # bytes: where the weights of a phase begin
@@ -121,21 +120,22 @@ class CpuPhases(Algorithm):
         return _joined(made)
 
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
-        return [request for phase, a, s_ in self._parts(p, s)
-                for request in a.requests(phase.problem, t, s_)]
+        from ..kernels.cpu.between import cleared
+
+        first = [] if covers(p) else [cleared.request_of(t.row)]
+        return first + [request for phase, a, s_ in self._parts(p, s)
+                        for request in a.requests(phase.problem, t, s_)]
 
     def build(self, p: Problem, t: Target, s: Schedule) -> Any:
         parts = [(a.build(phase.problem, t, s_), _bytes_before(p, phase.offset))
                  for phase, a, s_ in self._parts(p, s)]
-        clears = 0 if covers(p) else 4 * p.c * p.h * p.w
+        clear = None if covers(p) else _cleared(p, t)
         table = ctypes.c_int64 * len(parts)
 
         def launch(x: int, weight: int, bias: int, residual: int, y: int, scratch: int, batch: int,
                    threads: int, mask: int = 0) -> int:
-            if clears:
-                if (told := watcher()) is not None:
-                    told.cannot_repeat("results that no phase writes are cleared")
-                ctypes.memset(y, 0, clears * batch)
+            if clear is not None:
+                clear(0, 0, 0, 0, y, 0, batch, threads)
             found = 0
             for (run, at), start in zip(parts, table.from_address(weight)):
                 found |= run(x, weight + start, bias, residual + at if residual else 0, y + at,
@@ -176,6 +176,14 @@ def _joined(made: list[Any]) -> Any:
         flat = one.contiguous().flatten().view(torch.uint8)
         raw[start:start + flat.numel()] = flat
     return whole
+
+
+def _cleared(p: Problem, t: Target) -> Any:
+    """Launches what writes zeros where no phase does, and elsewhere."""
+    from ..kernels.cpu.between import cleared
+    from ..kernels.cpu.emit.launch import launch_of
+
+    return launch_of(cleared.request_of(t.row), cleared.sizes(p.c * p.h * p.w))
 
 
 def _bytes_before(p: Problem, offset: tuple[int, int]) -> int:

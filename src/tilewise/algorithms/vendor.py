@@ -240,6 +240,11 @@ def _efficiency(p: Problem, t: Target) -> float:
         return min(0.65, 0.0185 * p.group_c * p.r * p.s) * full
     if p.groups > 1:
         return 0.6 * full
-    # its gradients of weights: benchmarks/gradients.py
-    share = 1.0 if p.direction != "backward_weight" else 0.7 if p.stride == (1, 1) else 0.45
-    return (0.6 if p.group_c < t.lanes else 0.82) * full * share
+    return (0.6 if p.group_c < t.lanes else 0.82) * full * _share(p)
+
+
+def _share(p: Problem) -> float:
+    """What is left of it in gradients (benchmarks/gradients.py, benchmarks/transposed.py)."""
+    dense = p.stride == (1, 1)
+    return {"forward": 1.0, "backward_data": 1.0 if dense else 0.75,
+            "backward_weight": 0.7 if dense else 0.45}[p.direction]
