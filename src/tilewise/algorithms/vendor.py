@@ -235,12 +235,18 @@ def _efficiency(p: Problem, t: Target) -> float:
     if p.group_c == 1 and p.groups > 1:
         forward = min(0.35, 0.013 * p.r * p.s)
         return min(0.02, forward) if p.direction == "backward_weight" else forward
-    full = p.group_k / t.lanes / math.ceil(p.group_k / t.lanes)  # lanes that have an output
-    if p.group_c < 4:
-        return min(0.65, 0.0185 * p.group_c * p.r * p.s) * full
+    reads, writes = _channels(p)
+    full = writes / t.lanes / math.ceil(writes / t.lanes)  # lanes that have an output
+    if reads < 4:
+        return min(0.65, 0.0185 * reads * p.r * p.s) * full
     if p.groups > 1:
         return 0.6 * full
-    return (0.6 if p.group_c < t.lanes else 0.82) * full * _share(p)
+    return (0.6 if reads < t.lanes else 0.82) * full * _share(p)
+
+
+def _channels(p: Problem) -> tuple[int, int]:
+    """Of a group: those it reads and those it writes."""
+    return (p.group_k, p.group_c) if p.direction == "backward_data" else (p.group_c, p.group_k)
 
 
 def _share(p: Problem) -> float:

@@ -21,8 +21,11 @@ CONVOLUTIONS: dict[int, Any] = {1: conv1d, 2: conv2d, 3: conv3d}
 
 
 def convolve(x: Tensor, weight: Tensor, *args: Any, norm: Norm | None = None, pool: int = 1,
-             **options: Any) -> Tensor:
-    """`conv2d` or its kin, by the rank of the weight; `norm` as in `conv2d_norm`."""
+             inside: bool = False, **options: Any) -> Tensor:
+    """`conv2d` or its kin, by the rank of the weight; `norm` as in `conv2d_norm`.
+
+    Signals are never channels-last in torch; with `inside` they may be.
+    """
     axes = weight.dim() - 2
     if axes == 2:
         if norm is None:
@@ -32,7 +35,7 @@ def convolve(x: Tensor, weight: Tensor, *args: Any, norm: Norm | None = None, po
         result: Tensor = CONVOLUTIONS[axes](x, weight, *args, **options)
     else:
         result = _normed(x, weight, *args, norm=norm, **options)
-    return result.contiguous() if axes == 1 else result  # signals are never channels-last in torch
+    return result.contiguous() if axes == 1 and not inside else result
 
 
 def plans_of(call: Call) -> list[Plan]:

@@ -19,12 +19,14 @@ TRANSPOSED: dict[int, Any] = {1: conv_transpose1d, 2: conv_transpose2d, 3: conv_
 
 
 def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Norm | None,
-           activation: str | None = None, max_error: float | None = None) -> Tensor:
-    """`conv_transpose2d` or its kin with a batch norm in eval mode behind it.
+           activation: str | None = None, max_error: float | None = None,
+           inside: bool = False) -> Tensor:
+    """`conv_transpose2d` or its kin with a batch norm in eval mode behind it; `inside` as in
+    `convolve`.
 
     It is multiplied into the weight, which is remembered, where nobody watches.
     """
-    run: Any = _lines if weight.dim() == 3 else TRANSPOSED[weight.dim() - 2]
+    run: Any = _lines if weight.dim() == 3 and not inside else TRANSPOSED[weight.dim() - 2]
     if norm is None:
         return run(x, weight, bias, *args, activation=activation, max_error=max_error)
     if weight.dim() > 3 and x.dim() != weight.dim():  # as torch's norm says

@@ -14,7 +14,7 @@ from .activations import MODULES, attributes
 from .deciding import forms_of
 from .effects import Effects, like_rank, name_of, torch_module
 from .guards import Guards, Passing, Refused, snapshot
-from .layout import Drawn, Inside
+from .layout import LAST, Drawn, Inside
 from .lowering import lower
 from .native import Native
 from .nn import Block, TransposedBlock
@@ -33,6 +33,7 @@ from .patterns import (
     is_quiet,
 )
 from .programs import Programs
+from .signals import turn_signals
 from .tracer import Tracer, is_hooked
 
 WEIGHT = "first_weight"
@@ -196,6 +197,7 @@ class Capture:
         self.is_channels_last = several and inside.is_safe()
         if self.is_channels_last:
             inside.run()
+        turn_signals(inside)
         lower(self)
 
     def _norm(self, chain: Chain) -> Any:
@@ -290,7 +292,7 @@ class _Inside(Inside):
     def __init__(self, capture: Capture) -> None:
         super().__init__(capture.graph, capture.module_of)
         self._capture = capture
-        self.ranks = tuple(sorted({block.axes + 2 for block in capture.blocks}))
+        self.ranks = tuple(sorted({block.axes + 2 for block in capture.blocks} & set(LAST)))
 
     def is_block(self, node: fx.Node) -> bool:
         return isinstance(self.module_of(node), Block)

@@ -15,11 +15,13 @@ from ..runtime.turning import LAST, laid_out
 from .effects import Effects, depends_on_layout, is_random, name_of, sees_layout
 from .native import function_of
 
+SIGNAL = 3  # the rank of what lies channels-last between convolutions only: torch has no such
 # operators whose result lies as their argument does
 KEEPING = {"relu", "relu6", "relu_", "leaky_relu", "silu", "gelu", "hardswish", "hardsigmoid",
            "sigmoid", "tanh", "hardtanh", "clamp", "add", "iadd", "sub", "mul", "imul", "div",
            "truediv", "cat", "max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d", "interpolate",
-           "batch_norm", "dropout", "adaptive_avg_pool2d", "mish", "elu", "prelu"}
+           "batch_norm", "dropout", "adaptive_avg_pool2d", "mish", "elu", "prelu",
+           "glu"}
 # operations that draw no numbers, write to nothing and take any value
 PLAIN = KEEPING - {"dropout"} | {
     "image_of", "adaptive_max_pool2d", "chunk", "contiguous", "dim", "enter", "exactly", "exp",
@@ -31,7 +33,7 @@ PLAIN = KEEPING - {"dropout"} | {
 
 def enter(x: Any, ranks: tuple[int, ...] = tuple(LAST)) -> Any:
     """An image or a volume in channels-last, by its rank; anything else as it is."""
-    if not isinstance(x, Tensor) or x.dim() not in LAST or x.dim() not in ranks or (
+    if not isinstance(x, Tensor) or x.dim() not in (*LAST, SIGNAL) or x.dim() not in ranks or (
             not x.is_floating_point()):
         return x
     if x.shape[1] == 1 and x.is_contiguous():  # the same memory, named by other strides
@@ -40,6 +42,8 @@ def enter(x: Any, ranks: tuple[int, ...] = tuple(LAST)) -> Any:
     if x.requires_grad and torch.is_grad_enabled() and x.is_contiguous():
         x = x.view_as(x)
         x.register_hook(Tensor.contiguous)  # a gradient lies as what it is of
+    if x.dim() == SIGNAL:
+        return _laid_out(x.unsqueeze(2), torch.channels_last).squeeze(2)
     return _laid_out(x, LAST[x.dim()])
 
 
@@ -161,13 +165,13 @@ class Inside:
             elif name_of(node) == "view":
                 self._reshape(node)
             elif node.op == "call_method" and name_of(node) == "contiguous":
-                if self._ends_in_blocks(node):
+                if self.ends_in_blocks(node):
                     self._settle(node)
             elif self._is_unknown(node):
                 self._leave_before(node)
             elif is_random(node, self.module_of(node)):
                 self._draw(node)
-            elif self._keeps(node) and any(arg in known for arg in node.all_input_nodes):
+            elif self.keeps(node) and any(arg in known for arg in node.all_input_nodes):
                 known.add(node)
         self._leave_at_the_end()
 
@@ -197,10 +201,10 @@ class Inside:
         if node.op == "call_method":
             node.target = "reshape"
 
-    def _ends_in_blocks(self, node: fx.Node) -> bool:
+    def ends_in_blocks(self, node: fx.Node) -> bool:
         """Whether all that becomes of a value, as it lies, is read by convolutions of ours."""
         return bool(node.users) and all(
-            self.is_block(user) or (self._keeps(user) and self._ends_in_blocks(user))
+            self.is_block(user) or (self.keeps(user) and self.ends_in_blocks(user))
             for user in node.users)
 
     def _settle(self, node: fx.Node) -> None:
@@ -234,13 +238,14 @@ class Inside:
         node.replace_all_uses_with(new)
         self.graph.erase_node(node)
 
-    def _keeps(self, node: fx.Node) -> bool:
+    def keeps(self, node: fx.Node) -> bool:
         module = self.module_of(node) if node.op == "call_module" else None
         name = type(module).__name__ if module is not None else name_of(node)
         return name in KEEPING or name in (
             "BatchNorm2d", "BatchNorm3d", "ReLU", "ReLU6", "SiLU", "GELU", "Hardswish",
             "Hardsigmoid", "LeakyReLU", "Sigmoid", "MaxPool2d", "MaxPool3d", "AvgPool2d",
-            "AvgPool3d", "Upsample", "Identity", "Mish", "Hardtanh", "PReLU")
+            "AvgPool3d", "Upsample", "Identity", "Mish", "Hardtanh", "PReLU", "GLU", "Tanh", "ELU",
+            "BatchNorm1d")
 
     # what graphs of different origin do differently
 

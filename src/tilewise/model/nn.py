@@ -103,6 +103,8 @@ class Block(nn.Module):
         pool: Side of the max-pooling windows; 1 is none.
         max_error: Bound on the relative rms error, as in `tilewise.conv2d`.
 
+    In graphs a block of signals is told that its result may stay channels-last.
+
     >>> Block(torch.nn.Conv2d(8, 4, 3), activation="relu", pool=2)(torch.randn(1, 8, 10, 10)).shape
     torch.Size([1, 4, 4, 4])
     """
@@ -123,9 +125,9 @@ class Block(nn.Module):
         return self._parts
 
     def forward(self, x: Tensor, residual: Tensor | None = None,
-                slope: Tensor | None = None) -> Tensor:
+                slope: Tensor | None = None, inside: bool = False) -> Tensor:
         if self.axes != 2 or torch.compiler.is_compiling():  # only calls of images are remembered
-            return self._anew(x, residual, slope)
+            return self._anew(x, residual, slope, inside)
         conv, norm = self._parts
         bias = conv._parameters.get("bias") if norm is None else None
         if not can_repeat(x, bias, residual, slope):
@@ -178,7 +180,8 @@ class Block(nn.Module):
         return call_again(x, conv.weight, conv.bias, residual,
                           None if norm is None else _values(norm), options, self.max_error, slope)
 
-    def _anew(self, x: Tensor, residual: Tensor | None, slope: Tensor | None) -> Tensor:
+    def _anew(self, x: Tensor, residual: Tensor | None, slope: Tensor | None,
+              inside: bool = False) -> Tensor:
         conv, norm = self._parts
         if norm is not None and norm.training:
             return self._trained(self._convolve(x), residual, slope)
@@ -186,7 +189,7 @@ class Block(nn.Module):
                 residual is not None and not _same_shape(conv, x, residual)):
             return self._step_by_step(self._convolve(x, norm=norm), residual, slope)
         return self._convolve(x, norm=norm, residual=residual, slope=slope,
-                              activation=self.activation, pool=self.pool)
+                              activation=self.activation, pool=self.pool, inside=inside)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_calls": Calls()}  # neither copied nor saved
@@ -238,8 +241,8 @@ class TransposedBlock(Block):
     """
 
     def forward(self, x: Tensor, residual: Tensor | None = None,
-                slope: Tensor | None = None) -> Tensor:
-        return self._anew(x, None, None)
+                slope: Tensor | None = None, inside: bool = False) -> Tensor:
+        return self._anew(x, None, None, inside)
 
     def call(self, x: Tensor) -> tuple[Any, ...]:
         """The arguments of `conv_transpose2d`."""
@@ -248,9 +251,9 @@ class TransposedBlock(Block):
                 conv.groups, conv.dilation)
 
     def _convolve(self, x: Tensor, norm: Any = None, activation: str | None = None,
-                  **tail: Any) -> Tensor:
+                  inside: bool = False, **tail: Any) -> Tensor:
         return normed(*self.call(x), norm=None if norm is None else _values(norm),
-                      activation=activation, max_error=self.max_error)
+                      activation=activation, max_error=self.max_error, inside=inside)
 
     def _fold(self, weight: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
         return fold_transposed(weight, bias, _values(norm), self._parts[0].groups)
@@ -260,13 +263,13 @@ class _Folded(Block):
     """A block around a convolution of its own, for inference only."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None,
-                slope: Tensor | None = None) -> Tensor:
+                slope: Tensor | None = None, inside: bool = False) -> Tensor:
         if self.training:
             raise TilewiseError("the model was optimised with keep_original=False and is in "
                                 "training mode: what was folded cannot be trained")
         if self.was_normed and x.dim() != self.axes + 2:
             raise ValueError(f"expected {self.axes + 2}D input (got {x.dim()}D input)")
-        return super().forward(x, residual, slope)
+        return super().forward(x, residual, slope, inside)
 
 
 class _FoldedTransposed(_Folded, TransposedBlock):
