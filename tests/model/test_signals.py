@@ -43,6 +43,25 @@ class Speech(nn.Module):
         return x, self.head(x.permute(0, 2, 1))
 
 
+class Gated(nn.Module):
+    """Halves of channels, one of which lets the other pass; the last sum is nobody's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(1, 16, 1), nn.Conv1d(16, 3, 1)
+        self.wide = nn.ModuleList(nn.Conv1d(16, 32, 3, padding=d, dilation=d) for d in (1, 2))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(32) for _ in range(2))
+        self.narrow = nn.ModuleList(nn.Conv1d(16, 32, 1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, total = self.first(x), 0
+        for wide, norm, narrow in zip(self.wide, self.norms, self.narrow):
+            value, gate = norm(wide(x)).chunk(2, 1)
+            more, skip = narrow(torch.tanh(value) * torch.sigmoid(gate)).split(16, 1)
+            x, total = x + more, total + skip
+        return self.last(F.relu(total))
+
+
 class Seen(nn.Module):
     """What lies between is viewed, and given back."""
 
@@ -85,6 +104,18 @@ def test_between_convolutions(batch: int, whole: bool, monkeypatch: pytest.Monke
     same(ours(x), model(x))
     assert seen == [True] * 5
     same(ours(x), model(x))
+
+
+@torch.no_grad()
+def test_parts_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = Gated().eval(), torch.randn(2, 1, 3000)
+    ours = tilewise.optimize(model)
+    seen = seen_by_blocks(monkeypatch)
+    same(ours(x), model(x))
+    assert seen == [True] * 6
+    assert not [line.step for line in tilewise.profile(ours, x).lines
+                if line.by == "torch" and "conv" not in line.step]
 
 
 @torch.no_grad()

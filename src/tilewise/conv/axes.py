@@ -69,8 +69,8 @@ def _normed(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, n
     if whole and gate(call, *norm[:4]) == KERNEL:
         weight, bias = folded(weight, bias, norm)
         return convolve(x, weight, bias, *args, activation=activation, slope=slope,
-                        residual=residual, max_error=max_error, **options)
+                        residual=residual, max_error=max_error, inside=True, **options)
     mean, variance, scale, shift, eps = norm
-    y = convolve(x, weight, bias, *args, max_error=max_error, **options)
+    y = convolve(x, weight, bias, *args, max_error=max_error, inside=True, **options)
     y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
     return then(y if residual is None else y + residual, activation, 1, slope)

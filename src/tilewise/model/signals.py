@@ -8,25 +8,43 @@ from __future__ import annotations
 
 from torch import fx
 
+from .effects import name_of
 from .layout import SIGNAL, Inside, enter
+
+VIEWS = {"chunk", "split", "getitem", "narrow", "exactly"}  # the same values, however they lie
 
 
 def turn_signals(inside: Inside) -> None:
     """Tell convolutions of one axis to leave their results as they are, where that is unseen."""
     lying: set[fx.Node] = set()  # results of such convolutions
     ours: set[fx.Node] = set()  # what comes of them; torch.cat and some others turn it back
+    unseen = _unseen(inside)
     for node in list(inside.graph.nodes):
         if not inside.is_block(node):
-            if inside.keeps(node) and any(arg in ours for arg in node.all_input_nodes):
+            if _takes_any(inside, node) and any(arg in ours for arg in node.all_input_nodes):
                 ours.add(node)
         elif inside.module_of(node).axes == 1:
-            stays = inside.ends_in_blocks(node)
+            stays = node in unseen
             if node.args[0] not in lying and (stays or node.args[0] in ours):
                 _enter(inside.graph, node)
             if stays:
                 node.kwargs = {**node.kwargs, "inside": True}
                 lying.add(node)
                 ours.add(node)
+
+
+def _unseen(inside: Inside) -> set[fx.Node]:
+    """Values of which nothing but blocks and operations that take any layout are made."""
+    unseen: set[fx.Node] = set()
+    for node in reversed(inside.graph.nodes):
+        if all(inside.is_block(user) or (_takes_any(inside, user) and user in unseen)
+               for user in node.users):
+            unseen.add(node)
+    return unseen
+
+
+def _takes_any(inside: Inside, node: fx.Node) -> bool:
+    return inside.keeps(node) or name_of(node) in VIEWS
 
 
 def _enter(graph: fx.Graph, block: fx.Node) -> None:

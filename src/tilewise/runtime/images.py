@@ -23,13 +23,23 @@ def pitch_of(shape: Sizes, strides: Sizes) -> int:
 
 
 def as_images(shape: Sizes, strides: Sizes) -> Layout:
-    """Volumes (N, C, D, H, W) as images of D * H rows, where they lie so; others as they are."""
+    """Volumes (N, C, D, H, W) as images of D * H rows, where they lie so, and signals (N, C, L) as
+    images of one row; others as they are."""
+    if len(shape) == 3:
+        (n, c, length), (image, channel, step) = shape, strides
+        return (n, c, 1, length), (image, channel, length * step, step)
     if len(shape) != 5:
         return shape, strides
     (n, c, d, h, w), (image, channel, plane, row, column) = shape, strides
     if d == 1 or plane == h * row:
         return (n, c, d * h, w), (image, channel, row, column)
     return ((n, c, d, w), (image, channel, plane, column)) if h == 1 else (shape, strides)
+
+
+def without_row(layout: Layout) -> Layout:
+    """A signal that was an image of one row."""
+    (n, c, _, length), (image, channel, _, step) = layout
+    return (n, c, length), (image, channel, step)
 
 
 def channels_last(shape: Sizes) -> Layout:

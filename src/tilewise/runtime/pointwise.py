@@ -21,7 +21,7 @@ from ..kernels.cpu import memory
 from ..kernels.cpu.between.pointwise import PLACES, Chain, Step, make, sizes
 from ..kernels.cpu.emit.launch import Launch, launch_of
 from ..kernels.cpu.emit.requests import Request
-from .images import Layout, Sizes, as_images, channels_last, pitch_of
+from .images import Layout, Sizes, as_images, channels_last, pitch_of, without_row
 
 FEW, FEW_LONG = 1 << 16, 1 << 15  # floats below which one thread is as good, by `Chain.is_long`
 POOLED = 16 << 20  # bytes from which memory of the pool is worth what it takes to get it
@@ -102,7 +102,7 @@ def _run_of(steps: tuple[Step, ...], kinds: Sequence[str | None] | None, layouts
         tensors[:count], kinds or (None,) * count)]
     to = tensors[count] if len(tensors) > count else None
     return (_flat(steps, given, to) or _in_rows(steps, given, to) or _volumes(steps, given, to)
-            or (None if to else _moved(steps, given)))
+            or _signals(steps, given, to) or (None if to else _moved(steps, given)))
 
 
 _known = Remembered(lambda text, steps, kinds: Pointwise(steps, kinds))
@@ -207,6 +207,14 @@ def _volumes(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) ->
         return None
     run = _in_rows(steps, [as_images(*layout) for layout in padded], to and as_images(*to))
     return run and run._replace(made=channels_last(whole))
+
+
+def _signals(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Run | None:
+    """Images of one row."""
+    if any(len(shape) != 3 for shape, _ in (*given, *([to] if to else []))):
+        return None
+    run = _in_rows(steps, [as_images(*layout) for layout in given], to and as_images(*to))
+    return run and run._replace(made=without_row(run.made))
 
 
 def _moved(steps: tuple[Step, ...], given: list[Layout]) -> Run | None:
