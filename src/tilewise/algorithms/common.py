@@ -110,7 +110,14 @@ def cpu_f32(p: Problem, t: Target) -> list[str]:
         reasons.append(f"device is {t.device}, needs cpu")
     if p.dtype != "f32":
         reasons.append(f"dtype is {p.dtype}, needs f32")
-    return reasons
+    return reasons + no_code(t)
+
+
+def no_code(t: Target) -> list[str]:
+    """Why code cannot be written for a target, of those that write some for CPUs."""
+    if t.device != "cpu" or t.row.is_written:
+        return []
+    return [f"isa is {t.isa}, needs x86-64 or 64-bit Arm"]
 
 
 def streams(p: Problem, t: Target) -> bool:
