@@ -66,6 +66,12 @@ class Arena:
 
     def __init__(self) -> None:
         self._free: dict[int, list[Region]] = defaultdict(list)
+        self._held: list[Buffer] = []
+
+    def around(self, address: int) -> Buffer | None:
+        """The buffer that is in use at an address, or ends there."""
+        return next((buffer for buffer in self._held if 0 <= address
+                     - buffer.region.floats.data_ptr() <= buffer.region.pages * PAGE), None)
 
     @contextmanager
     def buffers(self, counts: Iterable[int], side: str,
@@ -73,9 +79,11 @@ class Arena:
         """Buffers of floats, or of the types that are told."""
         held = [Buffer(self._region(count * dtype.itemsize), count, side, dtype)
                 for count, dtype in zip(counts, chain(dtypes, repeat(torch.float32)))]
+        self._held += held
         try:
             yield held
         finally:
+            self._held = [buffer for buffer in self._held if buffer not in held]
             for buffer in held:
                 self._free[buffer.region.pages].append(buffer.region)
 

@@ -156,10 +156,12 @@ def _as_last_worker(region: int, frame: int, workers: int, flags: int) -> None:
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(region)(frame)
 
 
+LAST_WORKER = ctypes.cast(_as_last_worker, ctypes.c_void_p).value
+
+
 def last_worker_alone() -> Any:
     """A context where the last worker does all tasks: on small problems it often gets none."""
-    address = ctypes.cast(_as_last_worker, ctypes.c_void_p).value
-    return mock.patch.object(launch, "parallel_address", return_value=address)
+    return mock.patch.object(launch, "parallel_address", return_value=LAST_WORKER)
 
 
 def run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, prepared: Any,
@@ -204,21 +206,25 @@ def laid_out(images: torch.Tensor | None, p: Problem) -> torch.Tensor | None:
 
 
 def compare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str, y: torch.Tensor,
-            expected: torch.Tensor, scale: torch.Tensor) -> None:
-    """Integers must be equal bit for bit, floats as close as the algorithm declares."""
+            expected: torch.Tensor, scale: torch.Tensor) -> float:
+    """Integers must be equal bit for bit, floats as close as the algorithm declares.
+
+    The share of the bound that the error takes.
+    """
     if kind == "integers" and algorithm.exact_on_integers and keeps_integers(p):
         wrong = y.view(torch.int32) != (expected + 0.0).float().view(torch.int32)
         if wrong.any():
             at = tuple(wrong.nonzero()[0].tolist())
             raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} integers differ, first at {at}: "
                            f"{y[at]} for {expected[at]}")
-        return
+        return 0.0
     if not y.numel():
-        return
+        return 0.0
     error = rms(y.double() - expected) / max(rms(expected), rms(scale), 1e-30)
     bound = algorithm.bound(p, t, s)
     if not error <= bound:  # also where it is NaN
         raise Mismatch(f"error on {kind} is {error:.3e}, declared is {bound:.3e}")
+    return error / bound
 
 
 def keeps_integers(p: Problem) -> bool:

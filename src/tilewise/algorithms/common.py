@@ -131,7 +131,7 @@ def streams(p: Problem, t: Target) -> bool:
 def fits(t: Target, rows: int, vectors: int) -> bool:
     """Whether a register tile's accumulators and operands stay in registers."""
     row = t.row
-    broadcast = 0 if row.memory_operands and vectors == 1 else 1
+    broadcast = rows if row.by_element else int(not row.memory_operands or vectors > 1)
     product = 0 if row.fma else 2  # a separate product, and a copy of what it overwrites
     return rows * vectors + vectors + broadcast + product <= row.registers
 

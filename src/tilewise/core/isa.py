@@ -25,6 +25,7 @@ class Isa:
     features: str  # LLVM feature string on top of it
     units: int = 2  # multiply-add instructions that can start in a cycle
     matrix: bool = False  # tiles of bfloat16 products, beside the vectors
+    by_element: bool = False  # arithmetic can take one lane of a register for all lanes
     attributes: tuple[str, ...] = ()  # of every function, in LLVM's words
 
     @property
@@ -62,7 +63,8 @@ ISA_ROWS = (
     Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
     _sve(512, 16),
     _sve(256, 8),
-    Isa("neon", _ARM, frozenset(), 4, 32, True, False, "generic", "+neon", attributes=(_CALM,)),
+    Isa("neon", _ARM, frozenset(), 4, 32, True, False, "generic", "+neon",
+        by_element=True, attributes=(_CALM,)),
     Isa("generic", _X86, frozenset(), 4, 16, False, False, "x86-64", "", 1),
     # one float at a time: never chosen, the lowest rung of the ladder
     Isa("scalar", _X86, _NONE, 1, 16, False, False, "x86-64", "", 1),
