@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.cpu_few_rows import CpuFewRows
-from tilewise.core import Epilogue, Problem, Schedule, Target
+from tilewise.bench.drawn import random_linear
+from tilewise.core import Problem, Schedule, Target
 from tilewise.core.isa import available
 from tilewise.kernels.cpu import emit
 from tilewise.kernels.cpu.conv import few_rows
@@ -130,9 +131,7 @@ def run_random(row: str) -> dict[str, Any]:
     rng, target = random.Random(f"few rows on {row}"), Target.host(row, harness.THREADS)
     failures, ran = [], 0
     for number in range(SHAPES * len(STORED)):
-        epilogue = Epilogue(rng.random() < 0.5, rng.random() < 0.2,
-                            rng.choice((None, "relu", "relu6")))
-        p = Problem(8, rng.randint(1, 300), 1, 1, rng.randint(1, 70), 1, 1, epilogue=epilogue)
+        p = random_linear(rng)
         few, s = FEW[STORED[number % 3]], Schedule(streams=rng.choice((2, 4, 8)))
         assert s in few.space(p, target)
         try:

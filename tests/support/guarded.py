@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 
+from tilewise.bench.judged import Mismatch
+
 PAGE = mmap.PAGESIZE
 LIBC = ctypes.CDLL(None, use_errno=True)
 PROT_NONE = 0
 UNTOUCHED = 0x7FC0_DEAD  # a NaN that no arithmetic makes
-
-
-class Mismatch(AssertionError):
-    """A kernel left something else than it should have."""
 
 
 class Region:
