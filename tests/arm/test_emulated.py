@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
 import pytest
-import test_mutations
-from support import emulated, faults
+from support import emulated, faults, mutations
 from support.cases import Jobs, jobs_of, runs
 from support.emulated import MACHINES
+from support.harness import sample
 from support.mutations import PADDED, Mutation
 
 from tilewise.kernels.cpu.emit import threads
@@ -27,7 +28,7 @@ CASES = [(machine, direction) for machine in ("generic", "neon", "sve256", "sve5
          for direction in SHAPES]
 OTHERS = ("test_gradients:run_masks", "test_gradients:run_fused_masks",
           "test_gradients:run_prepared", "test_few_rows:run_random", "test_grids:run_random")
-EVERY = 5  # of the faults that are noticed on x86
+EVERY = sample(1, 5)  # of the faults that are noticed on x86
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def test_masks_weights_few_rows_and_phases(jobs: Jobs, function: str, machine: s
 
 def check(mutation: Mutation) -> None:
     with emulated.emulated("neon"), mock.patch.dict(os.environ, TILEWISE_ISA="neon"):
-        test_mutations.check(mutation)
+        mutations.check(mutation)
 
 
 def flushing_for_ever() -> faults.Patch:
@@ -101,8 +102,10 @@ def flushing_for_ever() -> faults.Patch:
 
 MUTATIONS = {
     "denormals stay zero": Mutation(flushing_for_ever(), "cpu_direct", PADDED),
-    **dict(list(test_mutations.MUTATIONS.items())[::EVERY]),
+    **dict(list(import_module("test_mutations").MUTATIONS.items())[::EVERY]),
 }
+# it exchanges halves of a vector of eight, and changes nothing in one of four
+MUTATIONS.pop("channels of another group", None)
 
 
 @pytest.fixture(scope="module")

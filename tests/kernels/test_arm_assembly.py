@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from support.emulated import TRIPLE, can_compile
 from support.generated_code import kernels
-from test_microkernel import tile_module
+from support.tiles import UNROLL, tile_module
 
 from tilewise.core import ISA, Isa
 from tilewise.kernels.cpu.emit import jit
@@ -71,7 +71,7 @@ def microkernels(row: str) -> list[tuple[str, str, list[str]]]:
 def test_sums_stay_in_registers(row: str) -> None:
     for rows, vectors in TILES[row]:
         loop = tile_loop(ISA[row], rows, vectors)
-        assert multiplies(loop) == 4 * rows * vectors
+        assert multiplies(loop) == UNROLL * rows * vectors
         assert spills(loop) == []
 
 
