@@ -1,6 +1,6 @@
 """Thousands of random problems on every emulated Arm machine, against float64.
 
-    python scripts/emulate_arm.py -o arm.json                 # all machines, half an hour
+    python scripts/emulate_arm.py -o arm.json                 # all machines, in half an hour
     python scripts/emulate_arm.py neon sve256 -o arm.json     # some; others stay in the file
     python scripts/emulate_arm.py neon --share 0.02 -o arm.json    # few problems, to try it
 

@@ -68,7 +68,6 @@ MACHINES = {machine.name: machine for machine in (
     Machine("neon", "neon", "neoverse-n1"),
     Machine("sve256", "sve256", "max,sve-default-vector-length=32"),
     Machine("sve512", "sve512", "max,sve-default-vector-length=64"),
-    Machine("a64fx", "sve512", "a64fx"),
 )}
 
 
