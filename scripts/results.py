@@ -56,6 +56,8 @@ MADE = {
                 "python benchmarks/zoo.py dncnn --rounds 2 --no-compile -o zoo.json"),
     "gpu_audit": Made("tilewise gpu-audit -o gpu_audit.json",
                       "tilewise gpu-audit --gpu sm_90 --defaults -o gpu_audit.json"),
+    "arm": Made("python scripts/emulate_arm.py -o arm.json",
+                "python scripts/emulate_arm.py generic --share 0.02 -o arm.json"),
     "torch_versions": Made("python scripts/try_torch.py -o torch_versions.json",
                            "python scripts/try_torch.py --here -o torch_versions.json"),
 }

@@ -254,6 +254,19 @@ def _compatibility(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _arm(result: dict[str, Any]) -> list[str]:
+    lines = ["| machine | row | qemu's CPU | problems | calls of kernels | wrong | worst error, of "
+             "its bound | seconds |", "|---|---|---|--:|--:|--:|--:|--:|"]
+    for row in result["rows"]:
+        lines.append(f"| {row['machine']} | `{row['isa']}` | `{row['cpu']}` | {row['problems']:,} "
+                     f"| {row['calls']:,} | {len(row['failures'])} | {row['worst']:.0%} "
+                     f"| {row['seconds']} |")
+    planted = [f"Of {row['faults']['planted']} faults planted on {row['machine']}, "
+               f"{len(row['faults']['unseen'])} were not noticed."
+               for row in result["rows"] if "faults" in row]
+    return [*lines, "", *planted]
+
+
 def _gpu_audit(result: dict[str, Any]) -> list[str]:
     from tilewise.tools.gpu_audit import Row, as_markdown
 
@@ -272,7 +285,8 @@ def _format(value: float | None, scale: float, how: str) -> str:
 KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "bench": _bench, "ladder": _ladder, "errors": _errors, "algorithms": _algorithms,
     "training": _training, "filter2d": _filter2d, "gpu-audit": _gpu_audit,
-    "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility}
+    "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
+    "arm": _arm}
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

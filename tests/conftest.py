@@ -8,8 +8,9 @@ if "TILEWISE_CACHE_DIR" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="tilewise-tests-", ignore_cleanup_errors=True)
     os.environ["TILEWISE_CACHE_DIR"] = _cache.name
 
-# Interpreting and compiling GPU kernels cannot share a process: `.ci/run` names them one by one.
-collect_ignore = ["gpu"]
+# `.ci/run` names these: GPU kernels are interpreted and compiled in processes of their own, and
+# kernels for Arm need an emulator and a compiler.
+collect_ignore = ["gpu", "arm"]
 
 # These take longest: first and in this order, so that no core waits for them at the end.
 LONG = ("test_corpus.py", "test_kernels.py", "test_optimize.py", "test_gradients.py",

@@ -23,7 +23,7 @@ from tilewise.core import (
 )
 from tilewise.core import target as target_module
 from tilewise.core.activations import ACTIVATIONS
-from tilewise.core.isa import _AMX, _AVX2, _AVX512, available
+from tilewise.core.isa import _AMX, _AVX2, _AVX512, arm_flags, available, cpu_flags
 from tilewise.core.lru import Lru
 from tilewise.core.problem import DIRECTIONS, DTYPES, LAYOUTS
 
@@ -288,10 +288,35 @@ def test_entries_can_be_dropped() -> None:
     ("x86_64", frozenset(), ["generic"]),
     ("arm64", frozenset(), ["neon"]),
     ("aarch64", _AVX512, ["neon"]),
+    ("aarch64", arm_flags((1 << 22, 0), 16), ["neon"]),
+    ("aarch64", arm_flags((1 << 22, 0), 32), ["sve256", "neon"]),
+    ("aarch64", arm_flags((1 << 22, 0), 64), ["sve512", "neon"]),
+    ("aarch64", arm_flags((0, 1 << 14), 64), ["neon"]),
     ("riscv64", frozenset(), []),
 ])
 def test_rows_of_a_machine(machine: str, flags: frozenset[str], rows: list[str]) -> None:
     assert [row.name for row in available(machine, flags)] == rows
+
+
+class FakeLinux:
+    """An Arm machine with SVE of 256 bits and bfloat16, as libc tells of it."""
+
+    class getauxval:
+        def __new__(cls, word: int) -> int:
+            return {16: 1 << 22 | 1 << 1, 26: 1 << 14}[word]
+
+    @staticmethod
+    def prctl(call: int) -> int:
+        assert call == 51
+        return 32 | 1 << 17  # with a flag above the length
+
+
+def test_flags_of_arm_are_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: FakeLinux)
+    assert cpu_flags.__wrapped__() == {"asimd", "sve", "sve256", "bf16"}
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())  # no such function: macOS
+    assert cpu_flags.__wrapped__() == frozenset()
 
 
 @pytest.fixture

@@ -14,31 +14,14 @@ from support.matrix_unit import needs_amx
 
 from tilewise.algorithms import ALGORITHMS, cpu_phases
 from tilewise.algorithms.cpu_phases import CpuPhases
-from tilewise.core import Epilogue, InvalidProblem, Problem, Target
+from tilewise.bench.drawn import random_phased
+from tilewise.core import Epilogue, Problem, Target
 from tilewise.core.phases import covers, phases
 from tilewise.kernels.cpu.conv.geometry import Sizes
 
 PHASED: dict[str, Any] = {a.name: a for a in ALGORITHMS if isinstance(a, CpuPhases)}
 ON_VECTORS = ["cpu_phases", "cpu_phases_winograd"]
 ON_MATRIX = sorted(set(PHASED) - set(ON_VECTORS))
-
-
-def drawn(rng: random.Random) -> Problem | None:
-    stride = rng.choice(((2, 2), (2, 2), (1, 2), (3, 1), (2, 3)))
-    r, s = rng.choice(((3, 3), (4, 4), (2, 2), (1, 1), (5, 3), (3, 5), (1, 4)))
-    groups = rng.choice((1, 1, 1, 2))
-    end = Epilogue(rng.random() < .5, rng.random() < .4, rng.choice((None, "relu", "silu")))
-    try:
-        p = Problem(rng.randint(0, 3), groups * rng.randint(1, 36), rng.randint(1, 26),
-                    rng.randint(1, 26), groups * rng.randint(1, 20), r, s, stride,
-                    tuple(rng.randint(0, 2) for _ in range(4)),
-                    rng.choice(((1, 1), (1, 1), (2, 3))),
-                    groups, direction="backward_data", epilogue=end)
-    except InvalidProblem:
-        return None
-    if not phases(p) or p.flops > 2e7:
-        return None
-    return p if covers(p) else p.with_(epilogue=Epilogue())  # nothing can follow
 
 
 def random_schedule(a: CpuPhases, p: Problem, t: Target, rng: random.Random) -> Any:
@@ -53,7 +36,7 @@ def random_schedule(a: CpuPhases, p: Problem, t: Target, rng: random.Random) -> 
 def check_random(name: str, t: Target, count: int) -> None:
     rng, a, seen = random.Random(f"{name} {t}"), PHASED[name], set()
     while count:
-        p = drawn(rng)
+        p = random_phased(rng)
         if p is None or a.reject(p, t):
             continue
         s = random_schedule(a, p, t, rng) if count % 2 else a.default(p, t)
@@ -61,6 +44,13 @@ def check_random(name: str, t: Target, count: int) -> None:
         seen.add(covers(p))
         count -= 1
     assert seen == {True, False}
+
+
+def run_random(row: str, count: int) -> dict[str, Any]:
+    """So many problems of each algorithm that needs no matrix unit."""
+    for name in ON_VECTORS:
+        check_random(name, Target.host(row, harness.THREADS), count)
+    return {"ran": count * len(ON_VECTORS), "failures": []}
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -10,15 +10,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from support.tiles import APART, tile_module
 
-from tilewise.core import ISA, Isa, Target
+from tilewise.core import ISA, Target
 from tilewise.core.isa import available
 from tilewise.kernels.cpu import peak
-from tilewise.kernels.cpu.emit import Module, jit
-from tilewise.kernels.cpu.emit.microkernel import Walk, multiply
+from tilewise.kernels.cpu.emit import jit
 
-UNROLL = 4
-APART = 16  # a line between two rows: else 28 share few places of a first cache of 32 KB
 TILES = [("avx512", 14, 2), ("avx512", 28, 1), ("avx512", 6, 4), ("avx2", 6, 2), ("avx2", 4, 3)]
 NAMES = {"avx512": "zmm", "avx2": "ymm"}
 # shares of the peak beside neighbours; a quiet machine gives .93 and .90
@@ -33,22 +31,6 @@ def needs(isa: str) -> pytest.MarkDecorator:
 
 ON_TILES = pytest.mark.parametrize(
     "isa, rows, vectors", [pytest.param(*tile, marks=needs(tile[0])) for tile in TILES])
-
-
-def tile_module(isa: Isa, rows: int, vectors: int, depth: int) -> Module:
-    """tile(a, b, c): c = a @ b; again(a, b, c, times): the same many times."""
-    module = Module(isa)
-    with module.function("tile", a="pointer", b="pointer", c="pointer") as f:
-        walk = Walk.packed(vectors * isa.lanes, (depth, 1))
-        offsets = [i * (depth + APART) for i in range(rows)]
-        acc = multiply(f, f.a, f.b, offsets, vectors, walk, UNROLL)
-        for i, row in enumerate(acc):
-            for j, value in enumerate(row):
-                f.c.store(value, (i * vectors + j) * isa.lanes)
-    with module.function("again", exported=True, a="pointer", b="pointer", c="pointer",
-                         times="index") as driver, driver.loop(driver.times):
-        driver.call(f, driver.a, driver.b, driver.c)
-    return module
 
 
 def assembly_of_tile(isa: str, rows: int, vectors: int, depth: int = 256) -> str:

@@ -14,6 +14,7 @@ from support.gradients import check_fused_mask, check_pack, check_prepared
 from support.guarded import UNTOUCHED, Mismatch, launch_guarded
 from support.mutations import PADDED, POOLED, Mutation, check, next_bias, whole_vectors
 
+from tilewise.bench import judged
 from tilewise.core import Algorithm, Problem, Schedule, Target
 from tilewise.kernels.cpu import emit
 from tilewise.kernels.cpu.between import masks, pooling
@@ -243,10 +244,10 @@ MUTATIONS = {
         changed(winograd_geometry.Geometry, "tile_cols", lambda cols: cols - 1), "cpu_winograd",
         PADDED),
     "taps are not reversed": Mutation(
-        replaced(harness, "mirror", lambda weight, groups: mirror(weight, groups).flip(2, 3)),
+        replaced(judged, "mirror", lambda weight, groups: mirror(weight, groups).flip(2, 3)),
         "cpu_direct", DATA),
     "channels are not swapped": Mutation(
-        replaced(harness, "mirror", lambda weight, groups: weight.flip(2, 3)), "cpu_direct",
+        replaced(judged, "mirror", lambda weight, groups: weight.flip(2, 3)), "cpu_direct",
         "n2c12h9w9k12r3s3p1g3_f32_backward_data"),
     "windows are shifted": Mutation(
         replaced(winograd_weight, "Windows", shifted_windows), "cpu_winograd_weight", WEIGHT),

@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 
+from tilewise.bench.judged import Mismatch
+
 PAGE = mmap.PAGESIZE
 LIBC = ctypes.CDLL(None, use_errno=True)
 PROT_NONE = 0
 UNTOUCHED = 0x7FC0_DEAD  # a NaN that no arithmetic makes
-
-
-class Mismatch(AssertionError):
-    """A kernel left something else than it should have."""
 
 
 class Region:
@@ -66,6 +64,12 @@ class Arena:
 
     def __init__(self) -> None:
         self._free: dict[int, list[Region]] = defaultdict(list)
+        self._held: list[Buffer] = []
+
+    def around(self, address: int) -> Buffer | None:
+        """The buffer that is in use at an address, or ends there."""
+        return next((buffer for buffer in self._held if 0 <= address
+                     - buffer.region.floats.data_ptr() <= buffer.region.pages * PAGE), None)
 
     @contextmanager
     def buffers(self, counts: Iterable[int], side: str,
@@ -73,9 +77,11 @@ class Arena:
         """Buffers of floats, or of the types that are told."""
         held = [Buffer(self._region(count * dtype.itemsize), count, side, dtype)
                 for count, dtype in zip(counts, chain(dtypes, repeat(torch.float32)))]
+        self._held += held
         try:
             yield held
         finally:
+            self._held = [buffer for buffer in self._held if buffer not in held]
             for buffer in held:
                 self._free[buffer.region.pages].append(buffer.region)
 

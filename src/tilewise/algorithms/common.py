@@ -110,7 +110,14 @@ def cpu_f32(p: Problem, t: Target) -> list[str]:
         reasons.append(f"device is {t.device}, needs cpu")
     if p.dtype != "f32":
         reasons.append(f"dtype is {p.dtype}, needs f32")
-    return reasons
+    return reasons + no_code(t)
+
+
+def no_code(t: Target) -> list[str]:
+    """Why code cannot be written for a target, of those that write some for CPUs."""
+    if t.device != "cpu" or t.row.is_written:
+        return []
+    return [f"isa is {t.isa}, needs x86-64 or 64-bit Arm"]
 
 
 def streams(p: Problem, t: Target) -> bool:
@@ -124,7 +131,7 @@ def streams(p: Problem, t: Target) -> bool:
 def fits(t: Target, rows: int, vectors: int) -> bool:
     """Whether a register tile's accumulators and operands stay in registers."""
     row = t.row
-    broadcast = 0 if row.memory_operands and vectors == 1 else 1
+    broadcast = rows if row.by_element else int(not row.memory_operands or vectors > 1)
     product = 0 if row.fma else 2  # a separate product, and a copy of what it overwrites
     return rows * vectors + vectors + broadcast + product <= row.registers
 

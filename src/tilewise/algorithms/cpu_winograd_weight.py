@@ -168,7 +168,7 @@ def _default(p: Problem, t: Target) -> Schedule:
 def _likely(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule]:
     """By rules fitted to the layers of VGG16: sums that fit near a core are a core's own."""
     rows = min(8 if t.lanes >= 16 else 4, t.lanes)
-    vectors = max(v for v in (1, 2, 3) if fits(t, rows, v) and (v - 1) * t.lanes < p.c)
+    vectors = max(v for v in (1, 2, 3, 4) if fits(t, rows, v) and (v - 1) * t.lanes < p.c)
     vectors = min(range(1, vectors + 1), key=lambda v: (-(-p.c // (v * t.lanes)) * v, -v))
     common: Any = {"tile_h": tile_h, "tile_w": tile_w, "rows": rows, "vectors": vectors,
                    "unroll": 4}

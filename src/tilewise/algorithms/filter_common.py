@@ -8,6 +8,7 @@ from ..core.algorithm import Algorithm
 from ..core.filter import ELEMENTS
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
+from .common import no_code
 
 STRIPS = (256, 512, 1024, 2048, 4096)  # elements of a row that a task takes
 
@@ -24,7 +25,7 @@ class CpuFilter(Algorithm):
         return p
 
     def reject(self, p: Any, t: Target) -> list[str]:
-        return [] if t.device == "cpu" else [f"device is {t.device}, needs cpu"]
+        return no_code(t) if t.device == "cpu" else [f"device is {t.device}, needs cpu"]
 
     def space(self, p: Any, t: Target) -> Space:
         def legal(s: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ from torch.nn import functional as F
 
 from ..conv.ops import conv2d
 from ..core.files import cache_directory, is_private
-from ..core.isa import ISA
+from ..core.isa import KNOWN
 from ..core.progress import Tell, silent
+from ..core.target import Target
 from ..model.dynamo import has_compiler
 from ..planner.wisdom import Wisdom, default_path
 from .machine import huge_pages
@@ -34,9 +36,9 @@ class Finding:
 
 def examine(threads: int, tell: Tell = silent) -> list[Finding]:
     """All findings."""
+    code = (_generated_code, _denormals) if KNOWN else (_no_code,)
     checks: list[Callable[[], Finding]] = [
-        _generated_code, _denormals, lambda: _threads(threads), _cache, _wisdom, _huge_pages,
-        _compiler, _triton, _peers]
+        *code, lambda: _threads(threads), _cache, _wisdom, _huge_pages, _compiler, _triton, _peers]
     findings = []
     for i, check in enumerate(checks):
         tell("examining", i, len(checks))
@@ -46,13 +48,18 @@ def examine(threads: int, tell: Tell = silent) -> list[Finding]:
 
 def disturbed(machine: dict[str, Any]) -> list[Finding]:
     """Whether the measured peak is one that only a busy machine has; empty means no."""
-    row = ISA[machine["isa"]]
+    row = Target("cpu", machine["isa"], machine["threads"]).row
     least = 2.0 * row.lanes * row.units * machine["threads"] * SLOWEST
     if machine["peak"] >= least:
         return []
     return [Finding("missing", f"the peak is {machine['peak'] / 1e9:.0f} GFLOP/s, and "
                     f"{row.name} has {least / 1e9:.0f} or more on {machine['threads']} threads: "
                     "the machine is busy", "close other programs, and repeat")]
+
+
+def _no_code() -> Finding:
+    return Finding("missing", f"no code can be written for {platform.machine()}: torch computes "
+                   "everything", "needs x86-64 or 64-bit Arm")
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ..planner.measure import interleaved
 
 COPIED = 64 << 20  # floats of a copy that no cache holds, at most
 ROUNDS = 25
+PRODUCT = 512  # rows of a matrix
 
 
 def facts(threads: int, limits: bool = True, tell: Tell = silent) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def best_limits(machine: dict[str, Any]) -> dict[str, Any]:
 def measured_limits(threads: int, tell: Tell = silent) -> dict[str, float]:
     """Multiply-adds on registers and a large copy: operations and bytes a second."""
     t = Target.host(threads=threads)
-    multiply_add, operations = peak.runner(t.isa, threads)
+    multiply_add, operations = peak.runner(t.isa, threads) if t.row.is_written else _product()
     source = torch.ones(min(COPIED, max(t.l3, 32 << 20) // 4))
     sink = torch.empty_like(source)
     before = torch.get_num_threads()
@@ -52,6 +54,12 @@ def measured_limits(threads: int, tell: Tell = silent) -> dict[str, float]:
         torch.set_num_threads(before)
     return {"peak": operations / top.minimum,
             "bandwidth": 2.0 * source.numel() * 4 / copy.minimum}
+
+
+def _product() -> tuple[Callable[[], object], float]:
+    """torch's product of matrices, and its operations: the limit where no code is written."""
+    a, b = torch.ones(PRODUCT, PRODUCT), torch.ones(PRODUCT, PRODUCT)
+    return lambda: torch.mm(a, b), 2.0 * PRODUCT ** 3
 
 
 def processor() -> str:

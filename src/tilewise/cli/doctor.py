@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from . import NO
 from .output import Json, Threads, console, print_json, print_table, progress, set_threads
 
+Selftest = Annotated[bool, typer.Option(
+    "--selftest", help="Run random problems of every algorithm against float64 instead, for under "
+                       "a minute, and print one line. TILEWISE_ISA chooses the instruction set.")]
 
-def doctor(threads: Threads = None, json: Json = False) -> None:
+
+def doctor(threads: Threads = None, json: Json = False, selftest: Selftest = False) -> None:
     """Describe the machine, its measured limits, versions, and what is missing.
 
     The exit code is 1 if something is broken.
     """
+    if selftest:
+        _selftest(set_threads(threads), json)
+        return
     from ..bench.health import disturbed, examine
     from ..bench.machine import facts
 
@@ -29,6 +36,24 @@ def doctor(threads: Threads = None, json: Json = False) -> None:
     else:
         _print(machine, findings)
     if broken:
+        raise typer.Exit(NO)
+
+
+def _selftest(threads: int, json: bool) -> None:
+    from ..bench.machine import facts
+    from ..bench.selftest import line, selftest
+    from ..core.target import Target
+
+    with progress("testing") as tell:
+        found = selftest(Target.host(threads=threads), tell)
+    machine = facts(threads, limits=False)
+    if json:
+        print_json({"machine": machine, **found.__dict__})
+    else:
+        for text in found.wrong:
+            console.print(text, soft_wrap=True, markup=False)
+        console.print(line(found, machine), soft_wrap=True, markup=False, highlight=False)
+    if found.wrong:
         raise typer.Exit(NO)
 
 

@@ -40,7 +40,10 @@ class Algorithm:
 
     def is_for(self, t: Target) -> bool:
         """Whether a target is of the kind that it is written for."""
-        return self.device in (None, t.device) and (self.unit is None or t.row.matrix)
+        if self.device != t.device:
+            return self.device is None
+        writes = t.device == "cpu" and self.takes == "addresses"
+        return not writes or (t.row.is_written and (self.unit is None or t.row.matrix))
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         """Reasons with the value found and the value needed; empty means it can run."""

@@ -25,9 +25,17 @@ class Isa:
     features: str  # LLVM feature string on top of it
     units: int = 2  # multiply-add instructions that can start in a cycle
     matrix: bool = False  # tiles of bfloat16 products, beside the vectors
+    by_element: bool = False  # arithmetic can take one lane of a register for all lanes
+    attributes: tuple[str, ...] = ()  # of every function, in LLVM's words
+
+    @property
+    def is_written(self) -> bool:
+        """Whether there is a machine that code can be written for."""
+        return bool(self.machines)
 
 
 _X86 = ("x86_64", "AMD64")
+_ARM = ("aarch64", "arm64")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
 _AMX = _AVX512 | {"amx_tile", "amx_bf16", "avx512_bf16"}
@@ -35,31 +43,71 @@ _NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
 _TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # numbers of the Linux system call
+# the model whose scheduler keeps sums in registers; of no other does it say anything
+_CALM = '"tune-cpu"="apple-m1"'
+_HWCAPS, _VECTOR_LENGTH = (16, 26), 51  # numbers of Linux: words of getauxval, a call of prctl
+# flags of 64-bit Arm by the word that has them and their bit
+_BITS = {"asimd": (0, 1), "sve": (0, 22), "sve2": (1, 1), "i8mm": (1, 13), "bf16": (1, 14)}
+
+
+def _sve(bits: int, lanes: int) -> Isa:
+    """Vectors of one length: code for it is wrong on a machine with another."""
+    scale = bits // 128
+    return Isa(f"sve{bits}", _ARM, frozenset({"sve", f"sve{bits}"}), lanes, 32, True, False,
+               "generic", "+sve", attributes=(f"vscale_range({scale},{scale})", _CALM))
+
 
 ISA_ROWS = (
     Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=True),
     Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE),
     Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
-    Isa("neon", ("aarch64", "arm64"), frozenset(), 4, 32, True, True, "generic", "+neon"),
+    _sve(512, 16),
+    _sve(256, 8),
+    Isa("neon", _ARM, frozenset(), 4, 32, True, False, "generic", "+neon",
+        by_element=True, attributes=(_CALM,)),
     Isa("generic", _X86, frozenset(), 4, 16, False, False, "x86-64", "", 1),
     # one float at a time: never chosen, the lowest rung of the ladder
     Isa("scalar", _X86, _NONE, 1, 16, False, False, "x86-64", "", 1),
 )
 
 ISA = {row.name: row for row in ISA_ROWS}
+NO_ISA = Isa("none", (), _NONE, 1, 1, False, False, "", "", 1)  # of machines without a row
 # whether this machine has any of them; where not, models and conv2d are torch's
 KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_ROWS)
 
 
 @lru_cache(maxsize=1)
 def cpu_flags() -> frozenset[str]:
-    """Flags the kernel reports for the first CPU; empty where it reports none."""
+    """Flags that the system reports; empty where it reports none."""
+    return _told_by_linux() if platform.machine() in _ARM else _listed_by_linux()
+
+
+def arm_flags(words: tuple[int, ...], vector_bytes: int) -> frozenset[str]:
+    """Flags of the auxiliary vector's words; the length of SVE's vectors is one of them."""
+    flags = {name for name, (word, bit) in _BITS.items() if words[word] >> bit & 1}
+    return frozenset(flags | ({f"sve{8 * vector_bytes}"} if "sve" in flags else set()))
+
+
+def _told_by_linux() -> frozenset[str]:
+    """By calls: emulators show the file /proc/cpuinfo of another machine."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.getauxval.restype = ctypes.c_ulong
+        words = tuple(int(libc.getauxval(word)) for word in _HWCAPS)
+        length = int(libc.prctl(_VECTOR_LENGTH)) & 0xFFFF
+    except (OSError, AttributeError):
+        return frozenset()
+    return arm_flags(words, length)
+
+
+def _listed_by_linux() -> frozenset[str]:
+    """By a file, for the first CPU."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return frozenset()
     for line in text.splitlines():
-        if line.startswith(("flags", "Features")):
+        if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from .errors import TilewiseError
 from .gpu import GPUS, architecture
-from .isa import ISA, Isa, available
+from .isa import ISA, NO_ISA, Isa, available
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Target:
 
     @property
     def row(self) -> Isa:
-        return ISA[self.isa]
+        return NO_ISA if self.isa == NO_ISA.name else ISA[self.isa]
 
     @property
     def lanes(self) -> int:
@@ -89,7 +88,10 @@ class Target:
 
     @staticmethod
     def host(isa: str | None = None, threads: int | None = None) -> Target:
-        """This machine, or a narrower view of it; TILEWISE_ISA narrows it for a whole process."""
+        """This machine, or a narrower view of it; TILEWISE_ISA narrows it for a whole process.
+
+        On a machine without a row of instructions, the row is "none", and all is left to torch.
+        """
         return _host(isa or os.environ.get("TILEWISE_ISA"), threads or os.cpu_count() or 1)
 
 
@@ -109,11 +111,7 @@ def _cache_bytes(level: int, default: int) -> int:
 
 @lru_cache(maxsize=64)
 def _host(isa: str | None, threads: int) -> Target:
-    rows = [row.name for row in available()]
-    if not rows:
-        raise TilewiseError(f"this machine is {platform.machine() or 'unknown'}, needs x86-64 or "
-                            "64-bit Arm: no code can be written for it, models and conv2d are "
-                            "left to torch")
+    rows = [row.name for row in available()] or [NO_ISA.name]
     name = isa or rows[0]
     if name not in rows:
         raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows)}")

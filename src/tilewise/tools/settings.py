@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..conv.ops import ENGINE
-from ..core.isa import KNOWN
 from ..core.target import Target
 from ..kernels.cpu.emit.launch import KERNELS
 from ..kernels.cpu.memory import POOL
@@ -50,7 +49,7 @@ def algorithms(direction: str = "forward", device: str = "cpu") -> list[str]:
     >>> "vendor" in algorithms(), "cpu_winograd_weight" in algorithms("backward_weight")
     (True, True)
     """
-    here = Target.host() if device == "cpu" and KNOWN else None
+    here = Target.host() if device == "cpu" else None
     return [algorithm.name for algorithm in ENGINE.planner.algorithms
             if direction in algorithm.directions
             and (algorithm.is_for(here) if here else algorithm.device in (None, device))]

@@ -44,6 +44,8 @@ class Function:
         self.ir.linkage = "external" if exported else "internal"
         for attribute in ("nounwind", "noinline"):
             self.ir.attributes.add(attribute)
+        for attribute in self.isa.attributes:
+            set.add(self.ir.attributes, attribute)  # llvmlite's own method knows only some
         self.ll = ir.IRBuilder(self.ir.append_basic_block("entry"))
         self.args: dict[str, Any] = {}
         for (name_, kind), value in zip(kinds.items(), self.ir.args, strict=True):

@@ -144,28 +144,28 @@ def _address(tracker: llvm.ResourceTracker) -> int:
     return ctypes.cast(tracker._ptr, ctypes.c_void_p).value or 0
 
 
-def compile_object(module: Module) -> bytes:
-    """Machine code of a module as an object file."""
-    machine, optimised = _optimise(module)
+def compile_object(module: Module, triple: str = "") -> bytes:
+    """Machine code of a module as an object file; for this machine, or one that LLVM names so."""
+    machine, optimised = _optimise(module, triple)
     return bytes(machine.emit_object(optimised))
 
 
-def assembly(module: Module) -> str:
+def assembly(module: Module, triple: str = "") -> str:
     """Machine code of a module as text, for tests and for people."""
-    machine, optimised = _optimise(module)
+    machine, optimised = _optimise(module, triple)
     return str(machine.emit_assembly(optimised))
 
 
-def _optimise(module: Module) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
+def _optimise(module: Module, triple: str) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
     """Three passes: loops are written as they are to be, and code generation does the rest.
 
     LLVM's standard pipeline takes much longer and finds the same inner loops.
     """
     _initialise()
-    module.ir.triple = llvm.get_process_triple()
+    module.ir.triple = triple or llvm.get_process_triple()
     parsed = llvm.parse_assembly(str(module.ir))
     parsed.verify()
-    machine = _machine(module.isa)
+    machine = _machine(module.isa, module.ir.triple)
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     manager = llvm.create_new_module_pass_manager()
     manager.add_loop_rotate_pass()
@@ -190,8 +190,8 @@ def _initialise() -> None:
 
 
 @lru_cache(maxsize=8)
-def _machine(isa: Isa) -> llvm.TargetMachine:
-    target = llvm.Target.from_triple(llvm.get_process_triple())
+def _machine(isa: Isa, triple: str) -> llvm.TargetMachine:
+    target = llvm.Target.from_triple(triple)
     return target.create_target_machine(cpu=isa.cpu, features=isa.features, opt=3, jit=True,
                                         reloc="pic")
 

@@ -6,7 +6,7 @@ memory is all that differs, and a `Walk` says it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .function import Function
@@ -115,15 +115,41 @@ class _Tile:
     def steps(self, a: Pointer, b: Pointer, acc: list[Vector], count: int, a_step: Step,
               b_step: Step) -> list[Vector]:
         """`count` unrolled steps: the vectors of b against every row of the tile."""
-        acc, lanes = list(acc), self.f.isa.lanes
-        beside = self.vectors - (self.last is not None)
-        for step in range(count):
-            right = [b.load(step * b_step + j * lanes) for j in range(beside)]
-            if self.last is not None:
-                right.append((b + self.last).load(step * b_step))
-            for i, row in enumerate(self.rows):
-                left = a.broadcast(row + step * a_step)
-                for j in range(self.vectors):
-                    at = i * self.vectors + j
-                    acc[at] = self.f.fma(left, right[j], acc[at])
+        acc = list(acc)
+        for steps in self.groups(count, a_step):
+            left = self.left(a, steps, a_step)
+            for step in steps:
+                right = self.right(b, step * b_step)
+                for i in range(len(self.rows)):
+                    value = left(i, step)
+                    for j in range(self.vectors):
+                        at = i * self.vectors + j
+                        acc[at] = self.f.fma(value, right[j], acc[at])
         return acc
+
+    def right(self, b: Pointer, at: Step) -> list[Vector]:
+        """The vectors of one step."""
+        lanes, beside = self.f.isa.lanes, self.vectors - (self.last is not None)
+        found = [b.load(at + j * lanes) for j in range(beside)]
+        return found if self.last is None else [*found, (b + self.last).load(at)]
+
+    def groups(self, count: int, a_step: Step) -> Iterator[range]:
+        """Steps whose floats of `a` are loaded together, where lanes can be taken one by one."""
+        lanes, first = self.f.isa.lanes, 0
+        together = lanes if self.f.isa.by_element and a_step == 1 else 1
+        while first < count:
+            size = together if count - first >= together else 1
+            yield range(first, first + size)
+            first += size
+
+    def left(self, a: Pointer, steps: range, a_step: Step) -> Callable[[int, int], Vector]:
+        """left(row, step): a float of `a` in every lane, from memory or from a vector."""
+        rows, lanes, first = self.rows, self.f.isa.lanes, steps[0]
+        if len(steps) > 1:
+            loaded = [a.load(row + first) for row in rows]
+            return lambda i, step: loaded[i].spread(step - first)
+        neighbours = self.f.isa.by_element and rows == tuple(range(len(rows)))
+        whole = len(rows) // lanes if neighbours else 0
+        beside = [a.load(i * lanes + first * a_step) for i in range(whole)]
+        return lambda i, step: (beside[i // lanes].spread(i % lanes) if i < whole * lanes
+                                else a.broadcast(rows[i] + step * a_step))

@@ -196,6 +196,10 @@ class Vector(Value):
         mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
         return Vector(self.f, self.f.ll.shuffle_vector(self.ir, other.ir, mask))
 
+    def spread(self, lane: int) -> Vector:
+        """One lane in every lane."""
+        return self.shuffle(self, [lane] * self.lanes)
+
     def slice(self, start: int, count: int) -> Vector:
         """`count` neighbouring lanes."""
         whole = start == 0 and count == self.lanes

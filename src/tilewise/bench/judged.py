@@ -1,0 +1,164 @@
+"""What a kernel was given and should have made of it, in float64: for tests and self-tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import functional as F
+
+from ..algorithms.reference import data_gradient
+from ..core.activations import parsed
+from ..core.algorithm import Algorithm
+from ..core.problem import Problem
+from ..core.schedule import Schedule
+from ..core.target import Target
+from ..kernels.activations import activated, apart
+from ..kernels.cpu.prepare.mirrored import mirror
+from ..planner.planner import inner_problem
+
+
+class Mismatch(AssertionError):
+    """A kernel left something else than it should have."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """float32 inputs of a problem as (N, C, H, W) tensors; what the epilogue lacks is None.
+
+    Slopes of an activation lie behind the bias; where there is none, NaN is in its place.
+    For the gradient of the input, x is that of the output; for the gradient of the weight, the
+    weight is.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+
+    def first(self, p: Problem) -> Operands:
+        """Those of as many images as the problem has."""
+        weight = self.weight[:p.n] if p.direction == "backward_weight" else self.weight
+        residual = None if self.residual is None else self.residual[:p.n]
+        return Operands(self.x[:p.n], weight, self.bias, residual)
+
+
+def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Operands:
+    """Random "integers", small enough for exact float32 sums, or normal "floats"."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        if kind == "integers":
+            return torch.randint(-4, 5, shape, generator=rng, dtype=torch.float32)
+        return torch.randn(shape, generator=rng)
+
+    def image(*shape: int) -> torch.Tensor:
+        return draw(*shape).relu() if non_negative else draw(*shape)
+
+    inside, outside = (p.n, p.c, p.h, p.w), (p.n, p.k, p.conv_h, p.conv_w)
+    if p.direction == "backward_weight":
+        return Operands(image(*inside), draw(*outside), None, None)
+    return Operands(
+        image(*(outside if p.direction == "backward_data" else inside)),
+        draw(p.k, p.group_c, p.r, p.s),
+        channels(p, draw),
+        draw(*(inside if p.direction == "backward_data" else outside))
+        if p.epilogue.residual else None)
+
+
+def channels(p: Problem, draw: Callable[[int], torch.Tensor]) -> torch.Tensor | None:
+    """What kernels read for each output channel."""
+    count = p.c if p.direction == "backward_data" else p.k
+    bias = draw(count) if p.epilogue.bias else None
+    if not p.epilogue.has_slopes:
+        return bias
+    return torch.cat((torch.full((count,), math.nan) if bias is None else bias, draw(count)))
+
+
+def exact(p: Problem, o: Operands) -> torch.Tensor:
+    """The answer in float64; `reference.solve`, where it can be as one product over all windows."""
+    if p.direction == "backward_data":
+        return data_gradient(p, o.x, o.weight, o.bias, o.residual)
+    windows = _windows(p, o.x)
+    if p.direction == "backward_weight":
+        grad = o.weight.double().unflatten(1, (p.groups, p.group_k))
+        return torch.einsum("ngchwrs,ngkhw->gkcrs", windows, grad).flatten(0, 1)
+    weight = o.weight.double().unflatten(0, (p.groups, p.group_k))
+    y = torch.einsum("ngchwrs,gkcrs->ngkhw", windows, weight).flatten(1, 2)
+    if p.epilogue.bias and o.bias is not None:
+        y = y + o.bias[:p.k].double()[:, None, None]
+    if o.residual is not None:
+        y = y + o.residual.double()
+    y = activated(y, p.epilogue.activation, None if o.bias is None else
+                  apart(p, o.bias.double())[1])
+    return F.max_pool2d(y, p.epilogue.pool) if p.epilogue.pool > 1 else y
+
+
+def _windows(p: Problem, x: torch.Tensor) -> torch.Tensor:
+    """What every output sees, in float64: (n, group, c, conv_h, conv_w, r, s)."""
+    top, bottom, left, right = p.padding
+    x = F.pad(x.double(), (left, right, top, bottom))
+    n, c, h, w = x.stride()
+    return x.as_strided(
+        (p.n, p.groups, p.group_c, p.conv_h, p.conv_w, p.r, p.s),
+        (n, p.group_c * c, c, p.stride[0] * h, p.stride[1] * w, p.dilation[0] * h,
+         p.dilation[1] * w))
+
+
+def spread(p: Problem, o: Operands) -> torch.Tensor:
+    """Root of the sum of all squared terms: the size of an output whose terms do not cancel."""
+    squares = Operands(*(None if value is None else value.double() ** 2
+                         for value in (o.x, o.weight, o.bias, o.residual)))
+    return exact(p.with_(epilogue=replace(p.epilogue, activation=None)), squares).sqrt()
+
+
+def rms(values: torch.Tensor) -> float:
+    return math.sqrt(values.square().mean()) if values.numel() else 0.0
+
+
+def prepare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule,
+            weight: torch.Tensor) -> torch.Tensor:
+    """The second operand as the kernel takes it."""
+    if p.direction == "backward_weight":
+        return laid_out(weight, p)
+    inner = inner_problem(algorithm, p)
+    if inner.direction != p.direction:
+        weight = mirror(weight, p.groups)
+    p, s = algorithm.weight_of(inner, s)
+    return algorithm.prepare(p, t, s, weight)
+
+
+def laid_out(images: torch.Tensor | None, p: Problem) -> torch.Tensor | None:
+    """The floats of (N, C, H, W) images in the problem's order."""
+    if images is None:
+        return None
+    return (images if p.layout == "nchw" else images.permute(0, 2, 3, 1)).flatten()
+
+
+def compare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str, y: torch.Tensor,
+            expected: torch.Tensor, scale: torch.Tensor) -> float:
+    """Integers must be equal bit for bit, floats as close as the algorithm declares.
+
+    The share of the bound that the error takes.
+    """
+    if kind == "integers" and algorithm.exact_on_integers and keeps_integers(p):
+        wrong = y.view(torch.int32) != (expected + 0.0).float().view(torch.int32)
+        if wrong.any():
+            at = tuple(wrong.nonzero()[0].tolist())
+            raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} integers differ, first at {at}: "
+                           f"{y[at]} for {expected[at]}")
+        return 0.0
+    if not y.numel():
+        return 0.0
+    error = rms(y.double() - expected) / max(rms(expected), rms(scale), 1e-30)
+    bound = algorithm.bound(p, t, s)
+    if not error <= bound:  # also where it is NaN
+        raise Mismatch(f"error on {kind} is {error:.3e}, declared is {bound:.3e}")
+    return error / bound
+
+
+def keeps_integers(p: Problem) -> bool:
+    """Whether the activation rounds nothing."""
+    return p.epilogue.activation is None or parsed(p.epilogue.activation)[0].error == 0

@@ -1,0 +1,167 @@
+"""Random problems of every algorithm that writes code here, against float64.
+
+`tilewise doctor --selftest` runs it: the first thing to do on a machine that nobody has tried.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..algorithms import ALGORITHMS
+from ..algorithms.cpu_few_rows import CpuFewRows
+from ..algorithms.cpu_phases import CpuPhases
+from ..core.algorithm import Algorithm
+from ..core.epilogue import Epilogue
+from ..core.errors import InvalidProblem
+from ..core.problem import Problem
+from ..core.progress import Tell, silent
+from ..core.schedule import Schedule
+from ..core.target import Target
+from ..planner.planner import inner_problem
+from .drawn import random_linear, random_phased, random_problem, random_schedule
+from .judged import Mismatch, compare, exact, laid_out, operands, prepare, spread
+
+PROBLEMS = 500  # of an algorithm
+SHARED = 25  # batch sizes, and then image sizes, that share the code of a weight
+SECONDS = 50.0  # of all; an algorithm gets its share
+FLOPS = 1e5  # of an image
+TRIES = 500  # draws until an algorithm takes one; a tenth is taken of the rarest
+MARGIN = 64  # floats beside a result, which nobody may write
+
+
+@dataclass
+class Outcome:
+    """What was run, and what was wrong."""
+
+    ran: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    worst: float = 0.0  # share of a declared bound that an error took
+    seconds: float = 0.0
+
+
+def selftest(t: Target, tell: Tell = silent, problems: int = PROBLEMS) -> Outcome:
+    """So many problems of every algorithm that is for a target."""
+    found, start = Outcome(), time.monotonic()
+    able = [a for a in ALGORITHMS if a.takes == "addresses" and a.device == "cpu" and a.is_for(t)]
+    for number, algorithm in enumerate(able):
+        tell(f"testing {algorithm.name}", number, len(able))
+        left = SECONDS - (time.monotonic() - start)
+        _try(algorithm, t, problems, time.monotonic() + left / (len(able) - number), found)
+    found.seconds = time.monotonic() - start
+    return found
+
+
+def _try(algorithm: Algorithm, t: Target, problems: int, end: float, found: Outcome) -> None:
+    """One algorithm, until it has had so many problems or its time is up."""
+    rng, ran = random.Random(f"selftest of {algorithm.name}"), 0
+    while ran < problems and time.monotonic() < end:
+        p = _accepted(algorithm, t, rng)
+        if p is None:
+            return
+        inner = inner_problem(algorithm, p)
+        s = random_schedule(algorithm, inner, t, rng) if rng.random() < 0.5 else (
+            algorithm.default(inner, t))
+        for q, s_ in _like(algorithm, p, s, t, rng):
+            if ran == problems or time.monotonic() > end:
+                break
+            try:
+                found.worst = max(found.worst, _check(algorithm, q, t, s_, ran))
+            except Mismatch as mismatch:
+                found.wrong.append(f"{algorithm.name}: {q} {s_.to_json()}: {mismatch}")
+            ran += 1
+    found.ran[algorithm.name] = ran
+
+
+def _accepted(algorithm: Algorithm, t: Target, rng: random.Random) -> Problem | None:
+    """A problem that an algorithm takes, in any of its directions and layouts, if it takes any."""
+    if isinstance(algorithm, CpuFewRows):  # it refuses small ones because they are slow
+        return random_linear(rng)
+    for _ in range(TRIES):
+        p = random_phased(rng) if isinstance(algorithm, CpuPhases) else _random(algorithm, rng)
+        if p is not None and not algorithm.reject(inner_problem(algorithm, p), t):
+            return p
+    return None
+
+
+def _random(algorithm: Algorithm, rng: random.Random) -> Problem:
+    p = random_problem(rng, FLOPS).with_(layout=rng.choice(sorted(algorithm.layouts)))
+    if "forward" not in algorithm.directions:
+        return p.with_(direction="backward_weight", epilogue=Epilogue())
+    if rng.random() < 0.3:
+        return p.with_(direction="backward_data", epilogue=Epilogue())
+    return p.with_(epilogue=inner_problem(algorithm, p).epilogue)
+
+
+def _like(algorithm: Algorithm, p: Problem, s: Schedule, t: Target,
+          rng: random.Random) -> Iterator[tuple[Problem, Schedule]]:
+    """Problems with the same code: with more images, and of other sizes where code knows none."""
+    batches = [p.with_(n=n) for n in range(SHARED)]
+    yield from ((q, s) for q in batches if q.n < 3 or q.flops < SHARED * FLOPS)
+    code = _code(algorithm, inner_problem(algorithm, p), t, s)
+    for number in range(SHARED):
+        try:
+            q = p.with_(n=number % 4, h=rng.randint(1, 20), w=rng.randint(1, 20))
+        except InvalidProblem:
+            continue
+        inner = inner_problem(algorithm, q)
+        if q.with_(n=1).flops > FLOPS or algorithm.reject(inner, t):
+            continue
+        s_ = algorithm.adapted(inner, t, s)
+        if s_ in algorithm.space(inner, t) and _code(algorithm, inner, t, s_) == code:
+            yield q, s_
+
+
+def _code(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> set[str]:
+    return {request.key for request in algorithm.requests(p, t, s)}
+
+
+def _check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int) -> float:
+    """The share of its bound that a result's error takes; integers and floats take turns."""
+    kind = "floats" if seed % 2 else "integers"
+    o = operands(p, kind, seed)
+    inner = inner_problem(algorithm, p)
+    prepared = prepare(algorithm, p, t, s, o.weight)
+    y = _run(algorithm, inner, t, s, [laid_out(o.x, inner), prepared, o.bias,
+                                      laid_out(o.residual, inner)])
+    a, b, c, d = inner.result_shape
+    if inner.layout == "nchw" or inner.direction == "backward_weight":
+        y = y.view(a, b, c, d)
+    else:
+        y = y.view(a, c, d, b).permute(0, 3, 1, 2)
+    return compare(algorithm, inner, t, s, kind, y, exact(p, o), spread(p, o))
+
+
+def _run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule,
+         given: list[Any]) -> torch.Tensor:
+    """What a kernel makes of its operands, in memory full of NaN."""
+    held = [None if value is None else value.contiguous() for value in given]
+    count = math.prod(p.result_shape)
+    made = [torch.full((size + 2 * MARGIN,), math.nan)
+            for size in (count, -(-algorithm.workspace(p, t, s) // 4))]
+    addresses = [0 if value is None else value.data_ptr() for value in held]
+    y, scratch = (buffer[MARGIN:].data_ptr() for buffer in made)
+    algorithm.build(p, t, s)(*addresses, y, scratch, p.n, t.threads)
+    for buffer in made:
+        if not (buffer[:MARGIN].isnan().all() and buffer[-MARGIN:].isnan().all()):
+            raise Mismatch("wrote beside its memory")
+    return made[0][MARGIN:MARGIN + count]
+
+
+def line(found: Outcome, machine: dict[str, Any]) -> str:
+    """All of it in one line, for a report."""
+    versions = ", ".join(f"{name} {machine['versions'][name]}"
+                         for name in ("python", "torch", "llvmlite"))
+    counts = sorted(set(found.ran.values())) or [0]
+    each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return (f"tilewise {machine['versions']['tilewise']} selftest: "
+            f"{len(found.ran)} algorithms, {each} problems each, {len(found.wrong)} wrong, "
+            f"largest error {found.worst:.2f} of its bound, {found.seconds:.0f} s; "
+            f"{machine['system']}, {machine['processor']}, {machine['isa']}, "
+            f"{machine['threads']} threads; {versions}")

@@ -1,0 +1,74 @@
+"""Random problems of every algorithm: few of them, and a fault that is noticed."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any
+
+import pytest
+import torch
+from support.faults import patched, replaced
+from typer.testing import CliRunner
+
+from tilewise.algorithms import ALGORITHMS
+from tilewise.bench import selftest
+from tilewise.bench.judged import Mismatch
+from tilewise.cli.app import app
+from tilewise.core import Algorithm, Problem, Schedule, Target
+from tilewise.core.isa import NO_ISA, available
+from tilewise.kernels.cpu import emit
+from tilewise.kernels.cpu.emit import launch
+
+FEW = 12
+NEED_MATRIX = ("cpu_phases_bf16x3", "cpu_phases_bf16x1")
+
+
+@pytest.mark.parametrize("row", [isa.name for isa in available()])
+def test_every_algorithm_of_a_row_runs(row: str) -> None:
+    t = Target.host(row, threads=2)
+    found = selftest.selftest(t, problems=FEW)
+    assert found.wrong == []
+    assert 0 < found.worst <= 1
+    # phases by parts of floats alone refuse all without the unit
+    assert found.ran == {a.name: FEW for a in ALGORITHMS if a.device == "cpu"
+                         and a.takes == "addresses" and (t.row.matrix or (
+                             a.unit is None and a.name not in NEED_MATRIX))}
+
+
+def test_a_fault_is_told() -> None:
+    fma = emit.Function.fma
+    wrong = replaced(emit.Function, "fma", lambda f, a, b, c: fma(f, a, b, c) + a * a * a)
+    with patched(wrong):
+        found = selftest.selftest(Target.host(threads=1), problems=2)
+    launch.KERNELS.clear()  # wrong ones are not for other tests
+    assert len({text.partition(":")[0] for text in found.wrong}) >= 5
+
+
+@pytest.mark.parametrize("offset", [-1, 8])
+def test_code_that_writes_beside_its_memory_is_told(offset: int) -> None:
+    class Wild(Algorithm):
+        def build(self, p: Problem, t: Target, s: Schedule) -> Any:
+            def launch(x: int, weight: int, bias: int, residual: int, y: int, *others: int) -> None:
+                ctypes.c_float.from_address(y + 4 * offset).value = 1.0
+
+            return launch
+
+    p = Problem.parse("n1c1h2w2k2r1s1_f32_forward")
+    with pytest.raises(Mismatch, match="wrote beside its memory"):
+        selftest._run(Wild(), p, Target.host(threads=1), Schedule(), [torch.ones(4)] * 4)
+
+
+def test_a_machine_without_a_row_has_nothing_to_test() -> None:
+    assert selftest.selftest(Target("cpu", NO_ISA.name, 2)).ran == {}
+
+
+def test_the_command_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "SECONDS", 2.0)
+    said = CliRunner().invoke(app, ["doctor", "--selftest", "--threads", "1"])
+    assert said.exit_code == 0
+    assert said.stdout.startswith("tilewise ")
+    assert " 0 wrong, " in said.stdout
+    assert len(said.stdout.splitlines()) == 1
+    said = CliRunner().invoke(app, ["doctor", "--selftest", "--json", "--threads", "1"])
+    assert json.loads(said.stdout)["wrong"] == []
