@@ -1,0 +1,294 @@
+"""Weighted sums under windows: correlations, blurs, derivatives.
+
+Results of integers and of float64 are summed in the order of scipy's, in float64, and cut off as
+it does. Those in float32 are summed in float32, two axes at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import InvalidProblem
+from .arguments import anchors_of, axes_of, border_of, for_each, mirrored, output_for
+from .elsewhere import or_scipy
+from .windows import NotNative, Window, check_types, in_turn
+
+EPSILON = 2.0 ** -52  # weights that differ by less are equal, as scipy compares them
+
+
+class Line(NamedTuple):
+    """Weights along one axis; of a mean, ones."""
+
+    axis: int
+    weights: Any
+    anchor: int
+    border: str
+    mean: bool = False
+
+
+@or_scipy("correlate")
+def correlate(input: Any, weights: Any, output: Any = None, mode: Any = "reflect",
+              cval: float = 0.0, origin: Any = 0, *, axes: Any = None) -> Any:
+    """The sum of the values under a window, each times its weight.
+
+    >>> correlate(np.arange(12.0).reshape(3, 4), np.ones((3, 3)))[1]
+    array([39., 45., 54., 60.])
+    """
+    image, kernel, axes = _with_weights(input, weights, axes)
+    return _correlated(image, kernel, output, mode, cval,
+                       for_each(origin, len(axes), "origin"), axes)
+
+
+@or_scipy("convolve")
+def convolve(input: Any, weights: Any, output: Any = None, mode: Any = "reflect",
+             cval: float = 0.0, origin: Any = 0, *, axes: Any = None) -> Any:
+    """A correlation with the weights turned round."""
+    image, kernel, axes = _with_weights(input, weights, axes)
+    origins = mirrored(for_each(origin, len(axes), "origin"), kernel.shape)
+    return _correlated(image, np.flip(kernel), output, mode, cval, origins, axes)
+
+
+@or_scipy("gaussian_filter")
+def gaussian(input: Any, sigma: Any, order: Any = 0, output: Any = None, mode: Any = "reflect",
+             cval: float = 0.0, truncate: float = 4.0, *, radius: Any = None,
+             axes: Any = None) -> Any:
+    """A blur by a bell of width `sigma`, or a derivative of one.
+
+    >>> gaussian(np.eye(3), 0.5).round(2)[1]
+    array([0.17, 0.63, 0.17])
+    """
+    image = np.asarray(input)
+    axes = axes_of(axes, image.ndim)
+    return _along_lines(image, output, cval,
+                        _bells(axes, sigma, order, mode, truncate, radius))
+
+
+@or_scipy("uniform_filter")
+def uniform(input: Any, size: Any = 3, output: Any = None, mode: Any = "reflect",
+            cval: float = 0.0, origin: Any = 0, *, axes: Any = None) -> Any:
+    """The mean of the values under a box."""
+    image = np.asarray(input)
+    axes = axes_of(axes, image.ndim)
+    sizes = [int(one) for one in for_each(size, len(axes), "size")]
+    if min(sizes, default=1) < 1:
+        raise InvalidProblem(f"size is {size}, needs at least 1")
+    anchors = anchors_of(for_each(origin, len(axes), "origin"), sizes)
+    lines = [Line(axis, np.ones(taps), anchor, border_of(border), mean=True)
+             for axis, taps, anchor, border in zip(axes, sizes, anchors,
+                                                   for_each(mode, len(axes), "mode"))
+             if taps > 1]
+    return _along_lines(image, output, cval, lines)
+
+
+@or_scipy("sobel")
+def sobel(input: Any, axis: int = -1, output: Any = None, mode: Any = "reflect",
+          cval: float = 0.0) -> Any:
+    """The slope along an axis, smoothed across it by 1, 2, 1."""
+    return _slope(input, axis, output, mode, cval, (1.0, 2.0, 1.0))
+
+
+@or_scipy("prewitt")
+def prewitt(input: Any, axis: int = -1, output: Any = None, mode: Any = "reflect",
+            cval: float = 0.0) -> Any:
+    """The slope along an axis, smoothed across it by 1, 1, 1."""
+    return _slope(input, axis, output, mode, cval, (1.0, 1.0, 1.0))
+
+
+def scharr(input: Any, axis: int = -1, output: Any = None, mode: Any = "reflect",
+           cval: float = 0.0) -> Any:
+    """The slope along an axis, smoothed across it by 3, 10, 3; scipy has none.
+
+    That of scikit-image is divided by 16.
+    """
+    return _slope(input, axis, output, mode, cval, (3.0, 10.0, 3.0))
+
+
+@or_scipy("laplace")
+def laplace(input: Any, output: Any = None, mode: Any = "reflect", cval: float = 0.0, *,
+            axes: Any = None) -> Any:
+    """The sum of second differences along the axes."""
+    image = np.asarray(input)
+    axes = axes_of(axes, image.ndim)
+    borders = [border_of(one) for one in for_each(mode, len(axes), "mode")]
+    curve = np.array([1.0, -2.0, 1.0])
+    return _added(image, output, cval, [[Line(axis, curve, 1, border)]
+                                        for axis, border in zip(axes, borders)])
+
+
+@or_scipy("gaussian_laplace")
+def gaussian_laplace(input: Any, sigma: Any, output: Any = None, mode: Any = "reflect",
+                     cval: float = 0.0, *, axes: Any = None, truncate: float = 4.0,
+                     radius: Any = None) -> Any:
+    """The sum of second derivatives of a blur."""
+    image = np.asarray(input)
+    axes = axes_of(axes, image.ndim)
+    return _added(image, output, cval,
+                  [_bells(axes, sigma, [2 * (axis == along) for axis in axes], mode, truncate,
+                          radius) for along in axes])
+
+
+@or_scipy("gaussian_gradient_magnitude")
+def gaussian_gradient_magnitude(input: Any, sigma: Any, output: Any = None, mode: Any = "reflect",
+                                cval: float = 0.0, *, axes: Any = None, truncate: float = 4.0,
+                                radius: Any = None) -> Any:
+    """How steep a blur is, whatever the direction."""
+    image = np.asarray(input)
+    out = output_for(output, image)
+    axes = axes_of(axes, image.ndim)
+    total: Any = 0
+    for along in axes:
+        orders = [int(axis == along) for axis in axes]
+        slope = gaussian(image, sigma, orders, out.dtype, mode, cval, truncate, radius=radius,
+                         axes=axes)
+        total = np.multiply(slope, slope, slope) if along == axes[0] else np.add(
+            total, np.multiply(slope, slope, slope), total)
+    return np.sqrt(total, out, casting="unsafe")
+
+
+def _with_weights(input: Any, weights: Any, axes: Any) -> tuple[Any, Any, tuple[int, ...]]:
+    image, given = np.asarray(input), np.asarray(weights)
+    axes = axes_of(axes, image.ndim)
+    if given.dtype.kind == "c":
+        raise NotNative(f"weights are {given.dtype}, needs real ones")
+    if given.ndim != len(axes) or not given.size:
+        raise InvalidProblem(f"weights have shape {given.shape}, needs {len(axes)} axes, those "
+                             "that are filtered")
+    return image, given.astype(np.float64), axes
+
+
+def _correlated(image: Any, kernel: Any, output: Any, mode: Any, cval: float, origins: Any,
+                axes: tuple[int, ...]) -> Any:
+    out = output_for(output, image)
+    check_types(image, out)
+    form = "sum" if out.dtype == np.float32 else "taps"
+    in_turn(image, out, [Window(axes, kernel, anchors_of(origins, kernel.shape), border_of(mode),
+                                cval, form)])
+    return out
+
+
+def _bells(axes: tuple[int, ...], sigma: Any, order: Any, mode: Any, truncate: float,
+           radius: Any) -> list[Line]:
+    """Bells along the axes; along those of no width there is nothing to do."""
+    given = zip(axes, *(for_each(value, len(axes), name) for value, name in (
+        (sigma, "sigma"), (order, "order"), (mode, "mode"), (radius, "radius"))))
+    return [_bell(axis, float(width), int(degree), border_of(border), truncate, reach)
+            for axis, width, degree, border, reach in given if width > 1e-15]
+
+
+def _bell(axis: int, sigma: float, order: int, border: str, truncate: float,
+          radius: Any) -> Line:
+    reach = int(truncate * sigma + 0.5) if radius is None else int(radius)
+    if reach < 0 or order < 0:
+        raise InvalidProblem(f"radius is {reach} and order is {order}, neither may be negative")
+    return Line(axis, bell(sigma, order, reach)[::-1], reach, border)
+
+
+def bell(sigma: float, order: int, radius: int) -> Any:
+    """A Gaussian, or its derivative: a polynomial times it, by the rule for products."""
+    x, scale = np.arange(-radius, radius + 1), sigma * sigma
+    values = np.exp(-0.5 / scale * x ** 2)
+    values = values / values.sum()
+    terms = np.zeros(order + 1)  # of the polynomial
+    terms[0] = 1.0
+    for _ in range(order):
+        higher = np.append(terms[1:] * np.arange(1, order + 1), 0.0)
+        terms = higher + np.append(0.0, terms[:-1]) * (1.0 / -scale)
+    powers = x[:, None] ** np.arange(order + 1)
+    return powers.dot(terms) * values if order else values
+
+
+def _slope(input: Any, axis: int, output: Any, mode: Any, cval: float,
+           across: tuple[float, ...]) -> Any:
+    image = np.asarray(input)
+    along = axes_of(axis, image.ndim)[0]
+    borders = [border_of(one) for one in for_each(mode, image.ndim, "mode")]
+    lines = [Line(along, np.array([-1.0, 0.0, 1.0]), 1, borders[along])]
+    lines += [Line(other, np.array(across), 1, borders[other]) for other in range(image.ndim)
+              if other != along]
+    return _along_lines(image, output, cval, lines)
+
+
+def _added(image: Any, output: Any, cval: float, terms: list[list[Line]]) -> Any:
+    """The sum of several filters."""
+    out = output_for(output, image)
+    check_types(image, out)
+    kernel = _sum_of(terms, cval) if out.dtype == np.float32 else None
+    if kernel is not None:
+        in_turn(image, out, [kernel])
+        return out
+    found = [_along_lines(image, out.dtype, cval, lines) for lines in terms]
+    out[...] = found[0] if found else image
+    for other in found[1:]:
+        out += other
+    return out
+
+
+def _sum_of(terms: list[list[Line]], cval: float) -> Window | None:
+    """One window for a sum of lines over the same two axes."""
+    windows = [window for lines in terms for window in _windows(lines, cval, np.float32)]
+    axes = sorted({axis for window in windows for axis in window.axes})
+    borders = {window.border for window in windows}
+    if len(windows) != len(terms) or len(axes) > 2 or len(borders) != 1 or (
+            cval and "constant" in borders):
+        return None
+    reach = [max(window.anchor[window.axes.index(axis)] for window in windows
+                 if axis in window.axes) for axis in axes]
+    total = np.zeros([2 * one + 1 for one in reach])
+    for window in windows:
+        place = tuple(slice(one - window.anchor[window.axes.index(axis)],
+                            one + window.anchor[window.axes.index(axis)] + 1)
+                      if axis in window.axes else slice(one, one + 1)
+                      for axis, one in zip(axes, reach))
+        total[place] += window.kernel.reshape(total[place].shape)
+    return Window(tuple(axes), total, tuple(reach), borders.pop(), cval)
+
+
+def _along_lines(image: Any, output: Any, cval: float, lines: list[Line]) -> Any:
+    """One line after the other."""
+    out = output_for(output, image)
+    check_types(image, out)
+    if lines:
+        in_turn(image, out, _windows(lines, cval, out.dtype))
+    else:
+        out[...] = image
+    return out
+
+
+def _windows(lines: list[Line], cval: float, dtype: Any) -> list[Window]:
+    """A window for each line; in float32, for two of them at a time."""
+    if dtype != np.float32:
+        return [Window((line.axis,), line.weights, (line.anchor,), line.border, cval,
+                       "mean" if line.mean else _form(line.weights)) for line in lines]
+    found = [Window((line.axis,), line.weights / (line.weights.size if line.mean else 1),
+                    (line.anchor,), line.border, cval) for line in lines]
+    # a constant beyond an edge is not filtered by the lines before: their order counts
+    if cval and any(window.border == "constant" for window in found):
+        return found
+    return _paired(sorted(found, key=lambda window: window.axes))
+
+
+def _paired(windows: list[Window]) -> list[Window]:
+    """Windows along one axis each, the last two in one, and so on."""
+    found: list[Window] = []
+    for window in reversed(windows):
+        after = found[-1] if found else window
+        if len(after.axes) == 1 and after is not window and after.border == window.border:
+            found[-1] = Window(window.axes + after.axes, np.outer(window.kernel, after.kernel),
+                               window.anchor + after.anchor, window.border, window.value)
+        else:
+            found.append(window)
+    return found
+
+
+def _form(weights: Any) -> str:
+    """How scipy sums a line."""
+    if weights.size % 2:
+        middle = weights.size // 2
+        left, right = weights[:middle], weights[:middle:-1]
+        if (abs(right - left) <= EPSILON).all():
+            return "even"
+        if (abs(right + left) <= EPSILON).all():
+            return "odd"
+    return "line"
