@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, seed, settings
+from support.filter_harness import growth_on_disk
 from support.harness import in_process, sample
 from support.image_cases import FILTERS, Seen, cases, check, is_wrong_in_scipy, released
 
@@ -150,12 +151,65 @@ def test_scharr_is_that_of_scikit_image():
                                    atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("mode", ["reflect", "constant", "wrap"])
+def test_omitted_nan(kind, mode):
+    """By the definition: sums of what there is, over its weights."""
+    x = DATA.standard_normal((17, 23)).astype(kind)
+    x[DATA.random(x.shape) < 0.3] = np.nan
+    x[:9, :9] = np.nan
+    there = ~np.isnan(x)
+    for name, argument in (("uniform", 5), ("gaussian", 0.9)):
+        theirs = getattr(ndimage, f"{name}_filter")
+        weights = theirs(there.astype(np.float64), argument, mode=mode, cval=1.0)
+        total = theirs(np.where(there, x, 0).astype(np.float64), argument, mode=mode, cval=2.0)
+        weights[abs(weights) < 1e-12] = 0.0  # scipy's running sums leave some
+        with np.errstate(all="ignore"):
+            expected = np.where(weights > 0, total / weights, np.nan)
+        found = getattr(image, name)(x, argument, mode=mode, cval=2.0, nan="omit")
+        assert found.dtype == kind
+        np.testing.assert_allclose(found, expected, atol=2e-6 if kind is np.float32 else 1e-10)
+        assert np.isnan(found[4, 4])
+        assert not np.isnan(found[12:]).any()
+
+
+def test_omitting_nan_needs_a_mean():
+    with pytest.raises(InvalidProblem, match="order is 1 and nan is 'omit', which needs order 0"):
+        image.gaussian(PHOTO, 1.0, 1, nan="omit")
+    with pytest.raises(InvalidProblem, match="nan is 'drop', needs 'keep' or 'omit'"):
+        image.uniform(PHOTO, 3, nan="drop")
+    assert np.array_equal(image.uniform(PHOTO, 3, nan="omit"), image.uniform(PHOTO, 3))
+
+
+def test_unsharp_mask_is_that_of_scikit_image():
+    filters = pytest.importorskip("skimage.filters")
+    colour = DATA.integers(0, 256, (21, 18, 3), np.uint8)
+    for options in ({}, {"preserve_range": True}, {"amount": 2.5, "radius": 2.0}):
+        np.testing.assert_allclose(image.unsharp_mask(colour, **options, channel_axis=-1),
+                                   filters.unsharp_mask(colour, **options, channel_axis=2),
+                                   atol=1e-10)
+    signed = DATA.standard_normal((21, 18)).astype(np.float32)
+    np.testing.assert_allclose(image.unsharp_mask(signed), filters.unsharp_mask(signed), atol=1e-6)
+    with pytest.raises(InvalidProblem, match="image is int16, needs uint8, uint16 or floats"):
+        image.unsharp_mask(colour.astype(np.int16))
+
+
 def test_volumes():
     volume = DATA.standard_normal((12, 20, 33)).astype(np.float32)
     np.testing.assert_allclose(image.gaussian(volume, 2.0), ndimage.gaussian_filter(volume, 2.0),
                                atol=2e-6)
     assert np.array_equal(image.minimum(volume, (3, 4, 5)),
                           ndimage.minimum_filter(volume, (3, 4, 5)))
+
+
+def rank_on_disk(directory: str, size: int) -> int:
+    return growth_on_disk(directory, size,
+                          lambda source, out: image.rank(source, 20, 5, output=out))
+
+
+def test_memory_stays_bounded(tmp_path):
+    grown = in_process("test_image_filters:rank_on_disk", str(tmp_path), 6000)
+    assert grown < 20 << 20  # the image has 36 MB
 
 
 def test_tensors_are_arrays():
@@ -207,6 +261,14 @@ def test_without_scipy_the_error_says_what_to_do(monkeypatch):
     with pytest.raises(TilewiseError, match=r"(?s)at most 81.*pip install scipy") as caught:
         image.median(PHOTO, 15)
     assert "median_filter" in str(caught.value)
+
+
+def test_explain_tells_every_pass_and_every_method():
+    told = image.explain(image.gaussian, PHOTO, 1.0)
+    assert told.count(" on cpu:") == 2  # down, then across
+    assert "filter_taps" in told.splitlines()[1]
+    assert "filter_direct     form is even, needs sum, whole" in told
+    assert image.explain(image.median, PHOTO, 15) == "no generated code ran: it is scipy's"
 
 
 def test_the_module_is_part_of_the_package():

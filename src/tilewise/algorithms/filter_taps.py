@@ -45,9 +45,11 @@ class FilterTaps(CpuFilter):
                      vectors=(1, 2, 4), strip=(256, 512, 1024, 2048), stream=streams)
 
     def default(self, p: Any, t: Target) -> Schedule:
-        rows, vectors = next(size for size in ((4, 2), (4, 1), (2, 1)) if fits(t, *size, 2))
-        return Schedule(rows=rows, vectors=vectors, strip=narrow_strip(p, 1024),
-                        stream=can_stream(p, t))
+        rows, vectors = next(size for size in ((8, 2), (4, 2), (4, 1), (2, 1))
+                             if fits(t, *size, 2))
+        # a strip of bytes that become float64 is wide: few lines of each row would be read
+        strip = narrow_strip(p, 1024) if p.form == "order" else 1024
+        return Schedule(rows=rows, vectors=vectors, strip=strip, stream=can_stream(p, t))
 
     def cost(self, p: Any, t: Target, s: Any) -> float:
         cycles = (6 + p.taps * (0.8 if p.form == "order" else 1.2)) * p.pixels

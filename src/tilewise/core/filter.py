@@ -11,8 +11,10 @@ from .problem import Epilogue
 
 ELEMENTS = {"u8": 1, "u16": 2, "i16": 2, "i32": 4, "f32": 4, "f64": 8}
 WIDE = {"i32", "f64"}  # whose values a float32 would round
+SMALL = {"u8", "u16", "i16"}  # integers of which float32 holds sums
 FORMS = {  # what an output is of the values under a window
     "sum": "weighted and summed in any order, rounded to nearest and saturated",
+    "whole": "weighted by integers and summed in any order, the lowest bits of it",
     "taps": "weighted and summed tap by tap in float64, cut off as C does it",
     "line": "the same of a line, its last tap first",
     "even": "the same of a line whose weights are symmetric: pairs are added, then weighted",
@@ -97,9 +99,16 @@ class Filter:
         """The type that values are summed, or compared, in."""
         if self.form == "order":
             return self.dtype
-        if self.form != "sum":
+        if self.form == "mean":
+            return "f32" if self._divides_in_f32 else "f64"
+        if self.form not in ("sum", "whole"):
             return "f64"
         return "f64" if WIDE & {self.dtype, self.out} else "f32"
+
+    @property
+    def _divides_in_f32(self) -> bool:
+        """Whether float32 has all bits of a sum, and of a quotient those before the point."""
+        return {self.dtype, self.out} <= SMALL and self.taps <= 256
 
     @property
     def pixels(self) -> int:

@@ -1,5 +1,6 @@
 """Image filters with the arguments and the results of scipy.ndimage, and filter2d."""
 
+from .explain import explain
 from .linear import (
     convolve,
     correlate,
@@ -23,14 +24,16 @@ from .orders import (
     percentile,
     rank,
 )
+from .sharpen import unsharp_mask
 
 # scipy's names for the same, so that `from tilewise import image as ndimage` is enough
 gaussian_filter, uniform_filter = gaussian, uniform
 maximum_filter, median_filter, minimum_filter = maximum, median, minimum
 percentile_filter, rank_filter = percentile, rank
 
-__all__ = ["convolve", "correlate", "gaussian", "gaussian_filter", "gaussian_gradient_magnitude",
-           "gaussian_laplace", "grey_closing", "grey_dilation", "grey_erosion", "grey_opening",
-           "laplace", "maximum", "maximum_filter", "median", "median_filter", "minimum",
-           "minimum_filter", "percentile", "percentile_filter", "prewitt", "rank", "rank_filter",
-           "scharr", "sobel", "uniform", "uniform_filter"]
+__all__ = ["convolve", "correlate", "explain", "gaussian", "gaussian_filter",
+           "gaussian_gradient_magnitude", "gaussian_laplace", "grey_closing", "grey_dilation",
+           "grey_erosion", "grey_opening", "laplace", "maximum", "maximum_filter", "median",
+           "median_filter", "minimum", "minimum_filter", "percentile", "percentile_filter",
+           "prewitt", "rank", "rank_filter", "scharr", "sobel", "uniform", "uniform_filter",
+           "unsharp_mask"]

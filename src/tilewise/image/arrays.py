@@ -45,6 +45,7 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
     x = as_batch(image)
     y = output_like(x, call.dtype) if out is None else as_batch(out)
     if call.run is not None:
+        ENGINE.tell(call.run.plan)
         call.run(x, y, call.kernel, value)
     return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
 

@@ -6,6 +6,8 @@ it does. Those in float32 are summed in float32, two axes at a time.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from ..core.errors import InvalidProblem
 from .arguments import anchors_of, axes_of, border_of, for_each, mirrored, output_for
 from .elsewhere import or_scipy
-from .windows import NotNative, Window, check_types, in_turn
+from .windows import NotNative, Window, check_types, in_turn, is_whole
 
 EPSILON = 2.0 ** -52  # weights that differ by less are equal, as scipy compares them
 
@@ -52,23 +54,28 @@ def convolve(input: Any, weights: Any, output: Any = None, mode: Any = "reflect"
 
 @or_scipy("gaussian_filter")
 def gaussian(input: Any, sigma: Any, order: Any = 0, output: Any = None, mode: Any = "reflect",
-             cval: float = 0.0, truncate: float = 4.0, *, radius: Any = None,
-             axes: Any = None) -> Any:
+             cval: float = 0.0, truncate: float = 4.0, *, radius: Any = None, axes: Any = None,
+             nan: str = "keep") -> Any:
     """A blur by a bell of width `sigma`, or a derivative of one.
+
+    With nan="omit", values that are NaN have no weight, and the others have more.
 
     >>> gaussian(np.eye(3), 0.5).round(2)[1]
     array([0.17, 0.63, 0.17])
     """
     image = np.asarray(input)
     axes = axes_of(axes, image.ndim)
-    return _along_lines(image, output, cval,
-                        _bells(axes, sigma, order, mode, truncate, radius))
+    if np.any(order) and nan == "omit":
+        raise InvalidProblem(f"order is {order} and nan is 'omit', which needs order 0: weights of "
+                             "derivatives have no mean")
+    return _of_numbers(nan, image, output, cval,
+                       _bells(axes, sigma, order, mode, truncate, radius))
 
 
 @or_scipy("uniform_filter")
 def uniform(input: Any, size: Any = 3, output: Any = None, mode: Any = "reflect",
-            cval: float = 0.0, origin: Any = 0, *, axes: Any = None) -> Any:
-    """The mean of the values under a box."""
+            cval: float = 0.0, origin: Any = 0, *, axes: Any = None, nan: str = "keep") -> Any:
+    """The mean of the values under a box; with nan="omit", of those that are not NaN."""
     image = np.asarray(input)
     axes = axes_of(axes, image.ndim)
     sizes = [int(one) for one in for_each(size, len(axes), "size")]
@@ -79,7 +86,7 @@ def uniform(input: Any, size: Any = 3, output: Any = None, mode: Any = "reflect"
              for axis, taps, anchor, border in zip(axes, sizes, anchors,
                                                    for_each(mode, len(axes), "mode"))
              if taps > 1]
-    return _along_lines(image, output, cval, lines)
+    return _of_numbers(nan, image, output, cval, lines)
 
 
 @or_scipy("sobel")
@@ -162,9 +169,8 @@ def _correlated(image: Any, kernel: Any, output: Any, mode: Any, cval: float, or
                 axes: tuple[int, ...]) -> Any:
     out = output_for(output, image)
     check_types(image, out)
-    form = "sum" if out.dtype == np.float32 else "taps"
-    in_turn(image, out, [Window(axes, kernel, anchors_of(origins, kernel.shape), border_of(mode),
-                                cval, form)])
+    window = Window(axes, kernel, anchors_of(origins, kernel.shape), border_of(mode), cval, "taps")
+    in_turn(image, out, _in_any_order(image, out.dtype, [window]) or [window])
     return out
 
 
@@ -185,6 +191,7 @@ def _bell(axis: int, sigma: float, order: int, border: str, truncate: float,
     return Line(axis, bell(sigma, order, reach)[::-1], reach, border)
 
 
+@lru_cache(maxsize=256)
 def bell(sigma: float, order: int, radius: int) -> Any:
     """A Gaussian, or its derivative: a polynomial times it, by the rule for products."""
     x, scale = np.arange(-radius, radius + 1), sigma * sigma
@@ -214,9 +221,9 @@ def _added(image: Any, output: Any, cval: float, terms: list[list[Line]]) -> Any
     """The sum of several filters."""
     out = output_for(output, image)
     check_types(image, out)
-    kernel = _sum_of(terms, cval) if out.dtype == np.float32 else None
-    if kernel is not None:
-        in_turn(image, out, [kernel])
+    window = _sum_of(image, out.dtype, terms, cval)
+    if window is not None:
+        in_turn(image, out, [window])
         return out
     found = [_along_lines(image, out.dtype, cval, lines) for lines in terms]
     out[...] = found[0] if found else image
@@ -225,9 +232,12 @@ def _added(image: Any, output: Any, cval: float, terms: list[list[Line]]) -> Any
     return out
 
 
-def _sum_of(terms: list[list[Line]], cval: float) -> Window | None:
+def _sum_of(image: Any, dtype: Any, terms: list[list[Line]], cval: float) -> Window | None:
     """One window for a sum of lines over the same two axes."""
-    windows = [window for lines in terms for window in _windows(lines, cval, np.float32)]
+    windows = [window for lines in terms for window in _windows(image, lines, cval, dtype)]
+    forms = {window.form for window in windows}
+    if not forms <= {"sum", "whole"}:
+        return None
     axes = sorted({axis for window in windows for axis in window.axes})
     borders = {window.border for window in windows}
     if len(windows) != len(terms) or len(axes) > 2 or len(borders) != 1 or (
@@ -242,7 +252,7 @@ def _sum_of(terms: list[list[Line]], cval: float) -> Window | None:
                       if axis in window.axes else slice(one, one + 1)
                       for axis, one in zip(axes, reach))
         total[place] += window.kernel.reshape(total[place].shape)
-    return Window(tuple(axes), total, tuple(reach), borders.pop(), cval)
+    return Window(tuple(axes), total, tuple(reach), borders.pop(), cval, forms.pop())
 
 
 def _along_lines(image: Any, output: Any, cval: float, lines: list[Line]) -> Any:
@@ -250,23 +260,50 @@ def _along_lines(image: Any, output: Any, cval: float, lines: list[Line]) -> Any
     out = output_for(output, image)
     check_types(image, out)
     if lines:
-        in_turn(image, out, _windows(lines, cval, out.dtype))
+        in_turn(image, out, _windows(image, lines, cval, out.dtype))
     else:
         out[...] = image
     return out
 
 
-def _windows(lines: list[Line], cval: float, dtype: Any) -> list[Window]:
-    """A window for each line; in float32, for two of them at a time."""
-    if dtype != np.float32:
-        return [Window((line.axis,), line.weights, (line.anchor,), line.border, cval,
-                       "mean" if line.mean else _form(line.weights)) for line in lines]
-    found = [Window((line.axis,), line.weights / (line.weights.size if line.mean else 1),
-                    (line.anchor,), line.border, cval) for line in lines]
+def _of_numbers(nan: str, image: Any, output: Any, cval: float, lines: list[Line]) -> Any:
+    """One line after the other; with "omit", NaN has no weight. Where all are NaN, so is the mean.
+    """
+    if nan not in ("keep", "omit"):
+        raise InvalidProblem(f"nan is {nan!r}, needs 'keep' or 'omit'")
+    if nan == "keep" or image.dtype.kind != "f":
+        return _along_lines(image, output, cval, lines)
+    out, missing = output_for(output, image), np.isnan(image)
+    kind = out.dtype if out.dtype.kind == "f" else np.dtype(np.float64)
+    weights = _along_lines((~missing).astype(kind), None, 1.0 - np.isnan(cval), lines)
+    total = _along_lines(np.where(missing, 0, image).astype(kind), None, float(np.nan_to_num(cval)),
+                         lines)
+    with np.errstate(invalid="ignore"):
+        out[...] = np.divide(total, weights, total)
+    return out
+
+
+def _windows(image: Any, lines: list[Line], cval: float, dtype: Any) -> list[Window]:
+    """A window for each line; where no order of sums is asked for, for two of them at a time."""
+    exact = [Window((line.axis,), line.weights, (line.anchor,), line.border, cval,
+                    "mean" if line.mean else _form(line.weights)) for line in lines]
+    found = _in_any_order(image, dtype, exact)
+    if found is None:
+        return exact
     # a constant beyond an edge is not filtered by the lines before: their order counts
     if cval and any(window.border == "constant" for window in found):
         return found
     return _paired(sorted(found, key=lambda window: window.axes))
+
+
+def _in_any_order(image: Any, dtype: Any, windows: list[Window]) -> list[Window] | None:
+    """The same windows for sums in float32, where these are as good."""
+    if dtype == np.float32:
+        return [replace(one, form="sum", kernel=one.kernel / (one.kernel.size if one.form == "mean"
+                                                              else 1)) for one in windows]
+    if is_whole(image, dtype, windows) and not any(one.form == "mean" for one in windows):
+        return [replace(one, form="whole") for one in windows]
+    return None
 
 
 def _paired(windows: list[Window]) -> list[Window]:
@@ -275,8 +312,9 @@ def _paired(windows: list[Window]) -> list[Window]:
     for window in reversed(windows):
         after = found[-1] if found else window
         if len(after.axes) == 1 and after is not window and after.border == window.border:
-            found[-1] = Window(window.axes + after.axes, np.outer(window.kernel, after.kernel),
-                               window.anchor + after.anchor, window.border, window.value)
+            found[-1] = replace(after, axes=window.axes + after.axes,
+                                anchor=window.anchor + after.anchor,
+                                kernel=np.outer(window.kernel, after.kernel))
         else:
             found.append(window)
     return found

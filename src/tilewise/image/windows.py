@@ -15,6 +15,9 @@ from .arrays import on_arrays
 COLOURS = 4  # at most so many values of the last axis are those of a pixel
 
 
+SMALL = tuple(np.dtype(kind) for kind in ("uint8", "uint16", "int16"))
+
+
 class NotNative(TilewiseError):
     """What generated code does not do; the message says what was found and what was needed."""
 
@@ -42,6 +45,23 @@ def run(image: Any, out: Any, window: Window) -> None:
     for x, y in zip(_batches(image, rows, columns), _batches(out, rows, columns)):
         on_arrays(x, kernel, window.border, value, anchor, False, y, None, None, window.form,
                   window.order)
+
+
+def is_whole(image: Any, dtype: Any, windows: list[Window]) -> bool:
+    """Whether all sums are integers that float32 holds.
+
+    Then no order of summing rounds, and what passes leave out above the output's bits is nothing
+    that a later one could need.
+    """
+    if image.dtype not in SMALL or dtype not in SMALL:
+        return False
+    gain = 1.0
+    for window in windows:
+        constant = window.value if window.border == "constant" else 0.0
+        if (window.kernel % 1).any() or constant % 1 or abs(constant) > 2 ** 15:
+            return False
+        gain *= abs(window.kernel).sum()
+    return bool(gain < 2 ** 24 / 65536)
 
 
 def in_turn(image: Any, out: Any, windows: list[Window]) -> None:

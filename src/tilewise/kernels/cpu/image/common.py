@@ -112,6 +112,10 @@ class FilterModule:
         """rows x vectors outputs of packed rows."""
         raise NotImplementedError
 
+    def stored(self, value: Vector) -> Vector:
+        """An output as it is written."""
+        return self.target.cut_off(value) if self.p.form == "whole" else value
+
     def writers(self) -> None:
         """`fast` and `careful`, which make and write `outputs`."""
         self.careful = self._careful()
@@ -145,7 +149,8 @@ class FilterModule:
                 here = f.y.of(self.target) + column.i
                 for i, value in enumerate(found):
                     row, v = divmod(i, s.vectors)
-                    here.bytes(f.y_row * row + v * g.lanes * size).store(value, streaming=s.stream)
+                    here.bytes(f.y_row * row + v * g.lanes * size).store(
+                        self.stored(value), streaming=s.stream)
             with f.when(whole < f.width):
                 f.call(self.careful, f.x.bytes(whole * g.bytes), f.weight,
                        f.y.bytes(whole * size), f.y_row, f.width - whole, f.index(s.rows))
@@ -167,7 +172,7 @@ class FilterModule:
             for row, value in enumerate(found):
                 with f.when(f.index(row) < f.rows):
                     here.bytes(f.y_row * row).store(
-                        value, count=(f.width - column.i).minimum(g.lanes))
+                        self.stored(value), count=(f.width - column.i).minimum(g.lanes))
         return f
 
     def _tasks(self, f: Function, frame: Pointer) -> Index:

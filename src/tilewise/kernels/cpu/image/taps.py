@@ -91,14 +91,14 @@ class _Taps(FilterModule):
                 terms = [value * by for value in terms]
             tap.values = [table.bytes(8 * words),
                           *(self._joined(a, b) for a, b in zip(sums, terms))]
-        return [self._stored(value) for value in tap.values[1:]]
+        return list(tap.values[1:])
 
     def _joined(self, a: Vector, b: Vector) -> Vector:
         if self.p.form != "order":
             return a + b
         return (self.packed.least if self.p.order == 0 else self.packed.largest)(a, b)
 
-    def _stored(self, value: Vector) -> Vector:
+    def stored(self, value: Vector) -> Vector:
         if self.p.form == "order":
             return value
         if self.p.form == "mean":
