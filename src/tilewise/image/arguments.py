@@ -70,6 +70,13 @@ def mirrored(origins: Any, sizes: Any) -> list[int]:
     return [-origin - (size % 2 == 0) for origin, size in zip(origins, sizes, strict=True)]
 
 
+def kept(value: Any) -> Any:
+    """An argument as something that can be a key, and is taken as the argument is."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return tuple(map(kept, value)) if isinstance(value, list | tuple) else value
+
+
 def output_for(output: Any, image: Any) -> Any:
     """The array to write to: the caller's, or a new one of the image's or the given type."""
     if output is None:

@@ -6,21 +6,23 @@ it does. Those in float32 are summed in float32, two axes at a time.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..core.errors import InvalidProblem
-from .arguments import anchors_of, axes_of, border_of, for_each, mirrored, output_for
+from .arguments import anchors_of, axes_of, border_of, for_each, kept, mirrored, output_for
 from .elsewhere import or_scipy
 from .windows import NotNative, Window, check_types, in_turn, is_whole
 
+Lines = tuple["Line", ...]
 EPSILON = 2.0 ** -52  # weights that differ by less are equal, as scipy compares them
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Line:
     """Weights along one axis; of a mean, ones."""
 
     axis: int
@@ -64,12 +66,11 @@ def gaussian(input: Any, sigma: Any, order: Any = 0, output: Any = None, mode: A
     array([0.17, 0.63, 0.17])
     """
     image = np.asarray(input)
-    axes = axes_of(axes, image.ndim)
-    if np.any(order) and nan == "omit":
+    if nan == "omit" and np.any(order):
         raise InvalidProblem(f"order is {order} and nan is 'omit', which needs order 0: weights of "
                              "derivatives have no mean")
-    return _of_numbers(nan, image, output, cval,
-                       _bells(axes, sigma, order, mode, truncate, radius))
+    return _of_numbers(nan, image, output, cval, _bells(image.ndim, *map(
+        kept, (axes, sigma, order, mode, truncate, radius))))
 
 
 @or_scipy("uniform_filter")
@@ -77,16 +78,21 @@ def uniform(input: Any, size: Any = 3, output: Any = None, mode: Any = "reflect"
             cval: float = 0.0, origin: Any = 0, *, axes: Any = None, nan: str = "keep") -> Any:
     """The mean of the values under a box; with nan="omit", of those that are not NaN."""
     image = np.asarray(input)
-    axes = axes_of(axes, image.ndim)
+    return _of_numbers(nan, image, output, cval,
+                       _boxes(image.ndim, *map(kept, (axes, size, mode, origin))))
+
+
+@lru_cache(maxsize=256)
+def _boxes(ndim: int, axes: Any, size: Any, mode: Any, origin: Any) -> tuple[Line, ...]:
+    axes = axes_of(axes, ndim)
     sizes = [int(one) for one in for_each(size, len(axes), "size")]
     if min(sizes, default=1) < 1:
         raise InvalidProblem(f"size is {size}, needs at least 1")
     anchors = anchors_of(for_each(origin, len(axes), "origin"), sizes)
-    lines = [Line(axis, np.ones(taps), anchor, border_of(border), mean=True)
-             for axis, taps, anchor, border in zip(axes, sizes, anchors,
-                                                   for_each(mode, len(axes), "mode"))
-             if taps > 1]
-    return _of_numbers(nan, image, output, cval, lines)
+    return tuple(Line(axis, np.ones(taps), anchor, border_of(border), mean=True)
+                 for axis, taps, anchor, border in zip(axes, sizes, anchors,
+                                                       for_each(mode, len(axes), "mode"))
+                 if taps > 1)
 
 
 @or_scipy("sobel")
@@ -117,11 +123,14 @@ def laplace(input: Any, output: Any = None, mode: Any = "reflect", cval: float =
             axes: Any = None) -> Any:
     """The sum of second differences along the axes."""
     image = np.asarray(input)
-    axes = axes_of(axes, image.ndim)
-    borders = [border_of(one) for one in for_each(mode, len(axes), "mode")]
-    curve = np.array([1.0, -2.0, 1.0])
-    return _added(image, output, cval, [[Line(axis, curve, 1, border)]
-                                        for axis, border in zip(axes, borders)])
+    return _added(image, output, cval, _curves(image.ndim, kept(axes), kept(mode)))
+
+
+@lru_cache(maxsize=64)
+def _curves(ndim: int, axes: Any, mode: Any) -> list[Lines]:
+    axes, curve = axes_of(axes, ndim), np.array([1.0, -2.0, 1.0])
+    return [(Line(axis, curve, 1, border_of(border)),)
+            for axis, border in zip(axes, for_each(mode, len(axes), "mode"))]
 
 
 @or_scipy("gaussian_laplace")
@@ -131,9 +140,10 @@ def gaussian_laplace(input: Any, sigma: Any, output: Any = None, mode: Any = "re
     """The sum of second derivatives of a blur."""
     image = np.asarray(input)
     axes = axes_of(axes, image.ndim)
+    sigma, mode, truncate, radius = map(kept, (sigma, mode, truncate, radius))
     return _added(image, output, cval,
-                  [_bells(axes, sigma, [2 * (axis == along) for axis in axes], mode, truncate,
-                          radius) for along in axes])
+                  [_bells(image.ndim, axes, sigma, tuple(2 * (axis == along) for axis in axes),
+                          mode, truncate, radius) for along in axes])
 
 
 @or_scipy("gaussian_gradient_magnitude")
@@ -170,17 +180,19 @@ def _correlated(image: Any, kernel: Any, output: Any, mode: Any, cval: float, or
     out = output_for(output, image)
     check_types(image, out)
     window = Window(axes, kernel, anchors_of(origins, kernel.shape), border_of(mode), cval, "taps")
-    in_turn(image, out, _in_any_order(image, out.dtype, [window]) or [window])
+    in_turn(image, out, _in_any_order(image.dtype, out.dtype, [window]) or [window])
     return out
 
 
-def _bells(axes: tuple[int, ...], sigma: Any, order: Any, mode: Any, truncate: float,
-           radius: Any) -> list[Line]:
+@lru_cache(maxsize=256)
+def _bells(ndim: int, axes: Any, sigma: Any, order: Any, mode: Any, truncate: float,
+           radius: Any) -> tuple[Line, ...]:
     """Bells along the axes; along those of no width there is nothing to do."""
+    axes = axes_of(axes, ndim)
     given = zip(axes, *(for_each(value, len(axes), name) for value, name in (
         (sigma, "sigma"), (order, "order"), (mode, "mode"), (radius, "radius"))))
-    return [_bell(axis, float(width), int(degree), border_of(border), truncate, reach)
-            for axis, width, degree, border, reach in given if width > 1e-15]
+    return tuple(_bell(axis, float(width), int(degree), border_of(border), truncate, reach)
+                 for axis, width, degree, border, reach in given if width > 1e-15)
 
 
 def _bell(axis: int, sigma: float, order: int, border: str, truncate: float,
@@ -191,7 +203,6 @@ def _bell(axis: int, sigma: float, order: int, border: str, truncate: float,
     return Line(axis, bell(sigma, order, reach)[::-1], reach, border)
 
 
-@lru_cache(maxsize=256)
 def bell(sigma: float, order: int, radius: int) -> Any:
     """A Gaussian, or its derivative: a polynomial times it, by the rule for products."""
     x, scale = np.arange(-radius, radius + 1), sigma * sigma
@@ -209,19 +220,23 @@ def bell(sigma: float, order: int, radius: int) -> Any:
 def _slope(input: Any, axis: int, output: Any, mode: Any, cval: float,
            across: tuple[float, ...]) -> Any:
     image = np.asarray(input)
-    along = axes_of(axis, image.ndim)[0]
-    borders = [border_of(one) for one in for_each(mode, image.ndim, "mode")]
-    lines = [Line(along, np.array([-1.0, 0.0, 1.0]), 1, borders[along])]
-    lines += [Line(other, np.array(across), 1, borders[other]) for other in range(image.ndim)
-              if other != along]
-    return _along_lines(image, output, cval, lines)
+    return _along_lines(image, output, cval, _slopes(image.ndim, axis, kept(mode), across))
 
 
-def _added(image: Any, output: Any, cval: float, terms: list[list[Line]]) -> Any:
+@lru_cache(maxsize=64)
+def _slopes(ndim: int, axis: int, mode: Any, across: tuple[float, ...]) -> Lines:
+    along = axes_of(axis, ndim)[0]
+    borders = [border_of(one) for one in for_each(mode, ndim, "mode")]
+    return (Line(along, np.array([-1.0, 0.0, 1.0]), 1, borders[along]),
+            *(Line(other, np.array(across), 1, borders[other]) for other in range(ndim)
+              if other != along))
+
+
+def _added(image: Any, output: Any, cval: float, terms: list[Lines]) -> Any:
     """The sum of several filters."""
     out = output_for(output, image)
     check_types(image, out)
-    window = _sum_of(image, out.dtype, terms, cval)
+    window = _sum_of(image.dtype, out.dtype, tuple(terms), cval)
     if window is not None:
         in_turn(image, out, [window])
         return out
@@ -232,9 +247,10 @@ def _added(image: Any, output: Any, cval: float, terms: list[list[Line]]) -> Any
     return out
 
 
-def _sum_of(image: Any, dtype: Any, terms: list[list[Line]], cval: float) -> Window | None:
+@lru_cache(maxsize=64)
+def _sum_of(given: Any, dtype: Any, terms: tuple[Lines, ...], cval: float) -> Window | None:
     """One window for a sum of lines over the same two axes."""
-    windows = [window for lines in terms for window in _windows(image, lines, cval, dtype)]
+    windows = [window for lines in terms for window in _windows(given, lines, cval, dtype)]
     forms = {window.form for window in windows}
     if not forms <= {"sum", "whole"}:
         return None
@@ -255,18 +271,18 @@ def _sum_of(image: Any, dtype: Any, terms: list[list[Line]], cval: float) -> Win
     return Window(tuple(axes), total, tuple(reach), borders.pop(), cval, forms.pop())
 
 
-def _along_lines(image: Any, output: Any, cval: float, lines: list[Line]) -> Any:
+def _along_lines(image: Any, output: Any, cval: float, lines: Lines) -> Any:
     """One line after the other."""
     out = output_for(output, image)
     check_types(image, out)
     if lines:
-        in_turn(image, out, _windows(image, lines, cval, out.dtype))
+        in_turn(image, out, _windows(image.dtype, lines, cval, out.dtype))
     else:
         out[...] = image
     return out
 
 
-def _of_numbers(nan: str, image: Any, output: Any, cval: float, lines: list[Line]) -> Any:
+def _of_numbers(nan: str, image: Any, output: Any, cval: float, lines: Lines) -> Any:
     """One line after the other; with "omit", NaN has no weight. Where all are NaN, so is the mean.
     """
     if nan not in ("keep", "omit"):
@@ -283,11 +299,12 @@ def _of_numbers(nan: str, image: Any, output: Any, cval: float, lines: list[Line
     return out
 
 
-def _windows(image: Any, lines: list[Line], cval: float, dtype: Any) -> list[Window]:
+@lru_cache(maxsize=256)
+def _windows(given: Any, lines: Lines, cval: float, dtype: Any) -> list[Window]:
     """A window for each line; where no order of sums is asked for, for two of them at a time."""
     exact = [Window((line.axis,), line.weights, (line.anchor,), line.border, cval,
                     "mean" if line.mean else _form(line.weights)) for line in lines]
-    found = _in_any_order(image, dtype, exact)
+    found = _in_any_order(given, dtype, exact)
     if found is None:
         return exact
     # a constant beyond an edge is not filtered by the lines before: their order counts
@@ -296,12 +313,12 @@ def _windows(image: Any, lines: list[Line], cval: float, dtype: Any) -> list[Win
     return _paired(sorted(found, key=lambda window: window.axes))
 
 
-def _in_any_order(image: Any, dtype: Any, windows: list[Window]) -> list[Window] | None:
+def _in_any_order(given: Any, dtype: Any, windows: list[Window]) -> list[Window] | None:
     """The same windows for sums in float32, where these are as good."""
     if dtype == np.float32:
         return [replace(one, form="sum", kernel=one.kernel / (one.kernel.size if one.form == "mean"
                                                               else 1)) for one in windows]
-    if is_whole(image, dtype, windows) and not any(one.form == "mean" for one in windows):
+    if is_whole(given, dtype, windows) and not any(one.form == "mean" for one in windows):
         return [replace(one, form="whole") for one in windows]
     return None
 

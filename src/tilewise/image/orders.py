@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import InvalidProblem
-from .arguments import anchors_of, axes_of, border_of, for_each, mirrored, output_for
+from .arguments import anchors_of, axes_of, border_of, for_each, kept, mirrored, output_for
 from .elsewhere import or_scipy
 from .windows import NotNative, Window, check_types, in_turn
+
+# places in the order of so many values
+PLACES: dict[str, Callable[[int, Any], int]] = {
+    "middle": lambda count, _: count // 2,
+    "place": lambda count, rank: int(rank) + count * (rank < 0),
+    "percent": lambda count, share: min(count - 1, int(float(count) * share / 100.0)),
+}
 
 
 @or_scipy("median_filter")
@@ -22,16 +31,14 @@ def median(input: Any, size: Any = None, footprint: Any = None, output: Any = No
     >>> median(np.array([[9, 1, 2], [3, 200, 4], [5, 6, 7]], np.uint8), 3)[1, 1]
     np.uint8(5)
     """
-    return _ranked(input, lambda count: count // 2, size, footprint, output, mode, cval, origin,
-                   axes)
+    return _ranked(input, ("middle", 0), size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("rank_filter")
 def rank(input: Any, rank: int, size: Any = None, footprint: Any = None, output: Any = None,
          mode: Any = "reflect", cval: float = 0.0, origin: Any = 0, *, axes: Any = None) -> Any:
     """The `rank`-th value under a window, from 0; negative ones count from the largest."""
-    return _ranked(input, lambda count: rank + count * (rank < 0), size, footprint, output, mode,
-                   cval, origin, axes)
+    return _ranked(input, ("place", rank), size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("percentile_filter")
@@ -42,8 +49,7 @@ def percentile(input: Any, percentile: float, size: Any = None, footprint: Any =
     share = percentile + 100.0 * (percentile < 0)
     if not 0 <= share <= 100:
         raise InvalidProblem(f"percentile is {percentile}, needs one from -100 to 100")
-    return _ranked(input, lambda count: min(count - 1, int(float(count) * share / 100.0)), size,
-                   footprint, output, mode, cval, origin, axes)
+    return _ranked(input, ("percent", share), size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("minimum_filter")
@@ -51,7 +57,7 @@ def minimum(input: Any, size: Any = None, footprint: Any = None, output: Any = N
             mode: Any = "reflect", cval: float = 0.0, origin: Any = 0, *,
             axes: Any = None) -> Any:
     """The least value under a window."""
-    return _ranked(input, lambda count: 0, size, footprint, output, mode, cval, origin, axes)
+    return _ranked(input, ("place", 0), size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("maximum_filter")
@@ -59,7 +65,7 @@ def maximum(input: Any, size: Any = None, footprint: Any = None, output: Any = N
             mode: Any = "reflect", cval: float = 0.0, origin: Any = 0, *,
             axes: Any = None) -> Any:
     """The largest value under a window."""
-    return _ranked(input, lambda count: count - 1, size, footprint, output, mode, cval, origin,
+    return _ranked(input, ("place", -1), size, footprint, output, mode, cval, origin,
                    axes)
 
 
@@ -69,7 +75,7 @@ def grey_erosion(input: Any, size: Any = None, footprint: Any = None, structure:
                  axes: Any = None) -> Any:
     """The least value under a flat footprint; with a structure, scipy's."""
     _need_flat(structure)
-    return _ranked(input, lambda count: 0, size, footprint, output, mode, cval, origin, axes)
+    return _ranked(input, ("place", 0), size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("grey_dilation")
@@ -81,7 +87,7 @@ def grey_dilation(input: Any, size: Any = None, footprint: Any = None, structure
     image = np.asarray(input)
     taps = _footprint(size, footprint, len(axes_of(axes, image.ndim)))
     origins = mirrored(for_each(origin, taps.ndim, "origin"), taps.shape)
-    return _ranked(image, lambda count: count - 1, None, np.flip(taps), output, mode, cval,
+    return _ranked(image, ("place", -1), None, np.flip(taps), output, mode, cval,
                    origins, axes)
 
 
@@ -123,25 +129,33 @@ def _footprint(size: Any, footprint: Any, count: int) -> Any:
     return taps
 
 
-def _ranked(input: Any, order: Any, size: Any, footprint: Any, output: Any, mode: Any,
-            cval: float, origin: Any, axes: Any) -> Any:
-    """The value whose place among so many is `order(how many)`."""
+def _ranked(input: Any, which: tuple[str, float], size: Any, footprint: Any, output: Any,
+            mode: Any, cval: float, origin: Any, axes: Any) -> Any:
+    """One of the values under a window, by its place in their order."""
     image = np.asarray(input)
     out = output_for(output, image)
-    axes = axes_of(axes, image.ndim)
-    taps = _footprint(size, footprint, len(axes))
-    anchor = anchors_of(for_each(origin, len(axes), "origin"), taps.shape)
-    borders = [border_of(one) for one in for_each(mode, len(axes), "mode")]
-    count = int(taps.sum())
-    wanted = order(count)
-    if not 0 <= wanted < count:
-        raise InvalidProblem(f"rank is {wanted}, needs one of the footprint's {count} values")
     if out.dtype != image.dtype:
         raise NotNative(f"output is {out.dtype}, needs the type of the image, {image.dtype}")
     x, y = (array.view(np.uint8) if array.dtype == bool else array for array in (image, out))
     check_types(x)
-    in_turn(x, y, _passes(axes, taps, anchor, borders, cval, wanted))
+    in_turn(x, y, _windows(image.ndim, which, *map(kept, (size, footprint, mode, cval, origin,
+                                                          axes))))
     return out
+
+
+@lru_cache(maxsize=256)
+def _windows(ndim: int, which: tuple[str, float], size: Any, footprint: Any, mode: Any,
+             cval: float, origin: Any, axes: Any) -> list[Window]:
+    """The passes of a call."""
+    axes = axes_of(axes, ndim)
+    taps = _footprint(size, footprint, len(axes))
+    anchor = anchors_of(for_each(origin, len(axes), "origin"), taps.shape)
+    borders = [border_of(one) for one in for_each(mode, len(axes), "mode")]
+    count = int(taps.sum())
+    place = PLACES[which[0]](count, which[1])
+    if not 0 <= place < count:
+        raise InvalidProblem(f"rank is {which[1]}, needs one of the footprint's {count} values")
+    return _passes(axes, taps, anchor, borders, cval, place)
 
 
 def _passes(axes: tuple[int, ...], taps: Any, anchor: tuple[int, ...], borders: list[str],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ class NotNative(TilewiseError):
     """What generated code does not do; the message says what was found and what was needed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Window:
     """Taps over some axes, and what is made of the values under them."""
 
@@ -39,21 +40,21 @@ def run(image: Any, out: Any, window: Window) -> None:
     """One pass over the image; both arrays have types that code is written for."""
     if image.ndim == 1:
         image, out = image[None], out[None]
-        window = Window((1,), *list(vars(window).values())[1:])
-    rows, columns, kernel, anchor = _on_a_plane(window, image.shape)
+        window = replace(window, axes=(1,))
+    rows, columns, kernel, anchor = _on_a_plane(window, _columns(image.shape))
     value = _constant(window, image.dtype)
     for x, y in zip(_batches(image, rows, columns), _batches(out, rows, columns)):
         on_arrays(x, kernel, window.border, value, anchor, False, y, None, None, window.form,
                   window.order)
 
 
-def is_whole(image: Any, dtype: Any, windows: list[Window]) -> bool:
+def is_whole(given: Any, dtype: Any, windows: list[Window]) -> bool:
     """Whether all sums are integers that float32 holds.
 
     Then no order of summing rounds, and what passes leave out above the output's bits is nothing
     that a later one could need.
     """
-    if image.dtype not in SMALL or dtype not in SMALL:
+    if given not in SMALL or dtype not in SMALL:
         return False
     gain = 1.0
     for window in windows:
@@ -97,7 +98,8 @@ def _constant(window: Window, dtype: Any) -> float:
     return float(int(value))
 
 
-def _on_a_plane(window: Window, shape: Any) -> tuple[int, int, Any, tuple[int, int]]:
+@lru_cache(maxsize=256)
+def _on_a_plane(window: Window, columns: int) -> tuple[int, int, Any, tuple[int, int]]:
     """Two axes as rows and columns, the kernel and the anchor over these two."""
     used = [i for i, size in enumerate(window.kernel.shape) if size > 1]
     if len(used) > 2:
@@ -110,7 +112,6 @@ def _on_a_plane(window: Window, shape: Any) -> tuple[int, int, Any, tuple[int, i
         if axes[0] > axes[1]:
             axes, kernel, anchor = axes[::-1], kernel.T, anchor[::-1]
         return axes[0], axes[1], kernel, (anchor[0], anchor[1])
-    columns = _columns(shape)
     if not axes:
         return columns - 1, columns, kernel.reshape(1, 1), (0, 0)
     if axes[0] >= columns:
@@ -132,5 +133,8 @@ def _batches(image: Any, rows: int, columns: int) -> Iterator[Any]:
     view = image.transpose(*outer, rows, columns, *colour)
     view = view if colour else view[..., None]
     view = view if outer else view[None]
+    if view.ndim == 4:
+        yield view
+        return
     for index in np.ndindex(view.shape[:-4]):
         yield view[index]
