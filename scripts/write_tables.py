@@ -198,6 +198,12 @@ def _images(result: dict[str, Any]) -> list[str]:
             f"colours. Geometric mean: {means[0]} OpenCV's speed, {means[1]} scipy's."]
 
 
+def _images_equal(result: dict[str, Any]) -> list[str]:
+    sums = [sum(row[name] for row in result["rows"]) for name in ("calls", "native", "differences")]
+    return ["| calls | by generated code | that differ |", "|--:|--:|--:|",
+            f"| {' | '.join(map(str, sums))} |"]
+
+
 def _mean_over(rows: list[dict[str, Any]], who: str) -> str:
     ratios = [row["seconds"][who] / row["seconds"]["tilewise"] for row in rows
               if who in row["seconds"]]
@@ -292,7 +298,8 @@ def _format(value: float | None, scale: float, how: str) -> str:
 
 KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "bench": _bench, "ladder": _ladder, "errors": _errors, "algorithms": _algorithms,
-    "training": _training, "filter2d": _filter2d, "images": _images, "gpu-audit": _gpu_audit,
+    "training": _training, "filter2d": _filter2d, "images": _images,
+    "images-equal": _images_equal, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility}
 
 

@@ -68,6 +68,8 @@ MUTATIONS = {
     "a footprint without gaps": Mutation(changed(orders, "_footprint",
                                                  lambda found: found | True), **GAPS),
     "windows too small": Mutation(changed(running, "steps", lambda found: found[:-1]), **BOX),
+    "no room for a tile": Mutation(replaced(running.Geometry, "worker_bytes",
+                                            common.FilterSizes.worker_bytes), **BOX),
     "rows folded too few": Mutation(changed(running, "steps", lambda found: [
         step + 1 for step in found]), **BOX),
     "the constant not a value": Mutation(replaced(windows, "_constant", lambda window, dtype: 9.0),

@@ -25,6 +25,8 @@ BELL = np.array([[1.0, 4.0, 6.0, 4.0, 1.0]]) / 16
 CASES = {
     "running": ("filter_running", {"form": "order", "order": 14}, np.ones((3, 5)),
                 lambda x, w: ndimage.maximum_filter(x, w.shape)),
+    "long": ("filter_running", {"form": "order"}, np.ones((18, 21)),
+             lambda x, w: ndimage.minimum_filter(x, w.shape)),
     "network": ("filter_network", {"form": "order", "order": 12}, np.ones((5, 5)),
                 lambda x, w: ndimage.median_filter(x, w.shape)),
     "scattered": ("filter_network", {"form": "order", "order": 2, "footprint": "010111010"}, CROSS,

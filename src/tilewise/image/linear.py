@@ -63,7 +63,7 @@ def gaussian(input: Any, sigma: Any, order: Any = 0, output: Any = None, mode: A
     With nan="omit", values that are NaN have no weight, and the others have more.
 
     >>> gaussian(np.eye(3), 0.5).round(2)[1]
-    array([0.17, 0.63, 0.17])
+    array([0.18, 0.64, 0.18])
     """
     image = np.asarray(input)
     if nan == "omit" and np.any(order):
