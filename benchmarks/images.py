@@ -2,7 +2,7 @@
 
     python benchmarks/images.py --sizes 512 2048
     python benchmarks/images.py --sizes photo --types uint8 -o benchmarks/results/images.json
-    python benchmarks/images.py --equal 20000 -o benchmarks/results/images_equal.json
+    python benchmarks/images.py --equal 10000 -o benchmarks/results/images_equal.json
     python benchmarks/images.py --volume 512      # a Gaussian of a float32 volume
 
 Sizes are sides of grey images, or `photo`: 12 megapixels of three colours. Outputs are written
