@@ -36,6 +36,8 @@ PICTURES = {
     "tiles.svg": "python scripts/diagrams.py docs/images",
     **{f"filter2d-{name}.png": "python scripts/make_filter_pictures.py"
        for name in ("before", "blur", "sharpen", "edges")},
+    **{f"images-{name}.png": "python scripts/make_image_pictures.py"
+       for name in ("before", "median", "opening", "slope")},
     "zoo.png": "python benchmarks/zoo.py --draw zoo.json docs/images/zoo.png",
     TRAINING: "python benchmarks/train_fashion_mnist.py --draw train_fashion_mnist.json "
               f"docs/images/{TRAINING}",

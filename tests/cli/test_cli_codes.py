@@ -75,6 +75,7 @@ WRONG = [
     ["ladder", "n1c8h8w8k8r3s3p1_f32_backward_data"],
     ["ladder", TINY, "-o", "no/such/directory/file.json"],
     ["gpu-audit", "--gpu", "sm_1"],
+    ["image", "nowhere.png"], ["image", "users_models.py"], ["image", "a.png", "--filter", "no"],
     ["report", "nowhere.json"], ["report", "audit.json"],
     ["report", "bench.json", "-o", "no/such/directory/page.html"],
     ["train", "nowhere", "-o", "run"], ["train", "."],

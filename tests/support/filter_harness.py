@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -228,3 +230,31 @@ def check(case: Case, algorithm: str | None = None, side: str = "end") -> str:
         raise Mismatch(f"{case.text}: wrote beside the output")
     judge(case, out, definition(case), plans[0].error)
     return str(plans[0].algorithm)
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that no file stands behind."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines()
+                    if line.startswith("RssAnon"))) << 10
+
+
+def growth_on_disk(directory: str, size: int, run: Any) -> int:
+    """Of anonymous memory at its peak, while a memory-mapped image is filtered to another."""
+    source = np.memmap(f"{directory}/in", np.uint8, "w+", shape=(size, size))
+    source[::3] = 9
+    out = np.memmap(f"{directory}/out", np.uint8, "w+", shape=(size, size))
+    run(source[:64, :64], np.empty((64, 64), np.uint8))
+    before, peak, done = anonymous_memory(), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            peak[0] = max(peak[0], anonymous_memory())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    run(source, out)
+    done.set()
+    watcher.join()
+    assert out.any()
+    return peak[0] - before

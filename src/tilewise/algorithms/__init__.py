@@ -17,7 +17,10 @@ from .cpu_winograd_weight import CpuWinogradWeight
 from .cpu_winograd_weight_matrix import CpuWinogradWeightMatrix
 from .filter_direct import FilterDirect
 from .filter_fft import FilterFft
+from .filter_network import FilterNetwork
+from .filter_running import FilterRunning
 from .filter_separable import FilterSeparable
+from .filter_taps import FilterTaps
 from .gpu_implicit_gemm import GpuImplicitGemm
 from .gpu_winograd import GpuWinograd
 from .reference import Reference
@@ -63,9 +66,12 @@ ALGORITHMS: list[Algorithm] = [
     Reference(),
 ]
 
-# methods of filter2d, which are asked with filters instead of problems
+# methods of image filters, which are asked with filters instead of problems
 FILTERS: list[Algorithm] = [
     FilterSeparable(),
     FilterDirect(),
     FilterFft(),
+    FilterRunning(),
+    FilterNetwork(),
+    FilterTaps(),
 ]

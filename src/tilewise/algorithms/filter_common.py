@@ -16,6 +16,8 @@ STRIPS = (256, 512, 1024, 2048, 4096)  # elements of a row that a task takes
 class CpuFilter(Algorithm):
     """A filter whose kernel is a module of kernels/cpu/image with a `Geometry` and a `make`."""
 
+    forms: frozenset[str] = frozenset({"sum"})  # what it makes of a window
+
     def kernel(self) -> Any:
         """The module; imported when something is built."""
         raise NotImplementedError
@@ -25,7 +27,8 @@ class CpuFilter(Algorithm):
         return p
 
     def reject(self, p: Any, t: Target) -> list[str]:
-        return no_code(t) if t.device == "cpu" else [f"device is {t.device}, needs cpu"]
+        reasons = no_code(t) if t.device == "cpu" else [f"device is {t.device}, needs cpu"]
+        return reasons + wrong_form(p, self.forms)
 
     def space(self, p: Any, t: Target) -> Space:
         def legal(s: Any) -> bool:
@@ -51,6 +54,12 @@ class CpuFilter(Algorithm):
         return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes)
 
 
+def wrong_form(p: Any, forms: frozenset[str]) -> list[str]:
+    """A reason, where a filter makes something else of its windows."""
+    known = ", ".join(sorted(forms))
+    return [] if p.form in forms else [f"form is {p.form}, needs {known}"]
+
+
 def fits(t: Target, rows: int, vectors: int, chunk: int) -> bool:
     """Whether sums, taps and the vector they meet stay in registers."""
     product = 0 if t.row.fma else 1
@@ -66,6 +75,16 @@ def tile(p: Any, t: Target) -> tuple[int, int]:
 def strip(p: Any, widest: int) -> int:
     """Elements of a row that a task takes: few where rows are short, for less scratch."""
     return min(512, widest) if p.w * p.c <= 512 else widest
+
+
+def narrow_strip(p: Any, bytes_: int) -> int:
+    """Elements of a row that a task takes, so that packed rows stay in the first cache."""
+    return max(256, bytes_ // ELEMENTS[p.work])
+
+
+def ordered_lanes(p: Any, t: Target) -> float:
+    """Values of the type that is computed with in a vector."""
+    return t.lanes * 4 / ELEMENTS[p.work]
 
 
 def can_stream(p: Any, t: Target) -> bool:

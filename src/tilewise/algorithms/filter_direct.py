@@ -17,6 +17,7 @@ class FilterDirect(CpuFilter):
 
     name = "filter_direct"
     version = 1
+    forms = frozenset({"sum", "whole"})
 
     def kernel(self) -> Any:
         from ..kernels.cpu.image import direct

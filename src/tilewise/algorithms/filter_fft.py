@@ -10,6 +10,7 @@ from ..core.borders import CONSTANT, sources
 from ..core.lowrank import scaled
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
+from .filter_common import wrong_form
 
 SIZES = (256, 512, 1024, 2048)
 
@@ -32,9 +33,11 @@ class FilterFft(Algorithm):
     version = 1
     takes = "tensors"
     exact_on_integers = False
+    forms = frozenset({"sum"})
 
     def reject(self, p: Any, t: Target) -> list[str]:
         reasons = [] if t.device == "cpu" else [f"device is {t.device}, needs cpu"]
+        reasons += wrong_form(p, self.forms)
         if max(p.r, p.s) > SIZES[-1] // 2:
             reasons.append(f"kernel is {p.r}x{p.s}, needs at most {SIZES[-1] // 2} a side")
         return reasons

@@ -13,6 +13,7 @@ from .bench import app as bench
 from .doctor import doctor
 from .explain import explain
 from .gpu_audit import gpu_audit
+from .image import image
 from .ladder import ladder
 from .output import errors
 from .report import report
@@ -24,6 +25,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
     "explain": explain,
     "gpu-audit": gpu_audit,
+    "image": image,
     "ladder": ladder,
     "report": report,
     "train": train,

@@ -1,4 +1,4 @@
-"""What is asked of `filter2d`: images, a small kernel and a border, as plain data."""
+"""What is asked of an image filter: images, a window, what is made of it, a border; plain data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from .problem import Epilogue
 
 ELEMENTS = {"u8": 1, "u16": 2, "i16": 2, "i32": 4, "f32": 4, "f64": 8}
 WIDE = {"i32", "f64"}  # whose values a float32 would round
+SMALL = {"u8", "u16", "i16"}  # integers of which float32 holds sums
+FORMS = {  # what an output is of the values under a window
+    "sum": "weighted and summed in any order, rounded to nearest and saturated",
+    "whole": "weighted by integers and summed in any order, the lowest bits of it",
+    "taps": "weighted and summed tap by tap in float64, cut off as C does it",
+    "line": "the same of a line, its last tap first",
+    "even": "the same of a line whose weights are symmetric: pairs are added, then weighted",
+    "odd": "the same of a line whose weights are antisymmetric",
+    "mean": "summed, then divided by their number, cut off as C does it",
+    "order": "sorted; the `order`-th, from 0, is taken",
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,9 @@ class Filter:
     rank: int = 0  # of the kernel within float rounding; 0 where nobody has looked
     strided: bool = False  # pixels do not lie side by side
     in_lines: bool = False  # rows of the output are whole cache lines apart
+    form: str = "sum"  # one of FORMS
+    order: int = 0
+    footprint: str = ""  # taps that count, row by row as 1 and 0; all of them where it is empty
     layout: str = field(default="nhwc", init=False)
     direction: str = field(default="forward", init=False)
     epilogue: Epilogue = field(default=Epilogue(), init=False)
@@ -58,11 +72,43 @@ class Filter:
         for name in ("dtype", "out"):
             if getattr(self, name) not in ELEMENTS:
                 yield f"{name} is {getattr(self, name)!r}, needs one of {', '.join(ELEMENTS)}"
+        yield from self._complaints_of_form()
+
+    def _complaints_of_form(self) -> Iterator[str]:
+        if self.form not in FORMS:
+            yield f"form is {self.form!r}, needs one of {', '.join(FORMS)}"
+        if self.footprint and len(self.footprint) != self.r * self.s:
+            yield f"footprint has {len(self.footprint)} taps, needs {self.r * self.s}"
+        if not 0 <= self.order < max(1, self.taps):
+            yield f"order is {self.order}, needs one of the footprint's {self.taps}"
+        if self.form == "order" and self.dtype != self.out:
+            yield f"out is {self.out}, needs the type that is sorted, {self.dtype}"
+
+    @property
+    def taps(self) -> int:
+        """Values that an output is made of."""
+        return self.footprint.count("1") if self.footprint else self.r * self.s
+
+    @property
+    def is_extreme(self) -> bool:
+        """Whether it takes the least or the largest value."""
+        return self.form == "order" and self.order in (0, self.taps - 1)
 
     @property
     def work(self) -> str:
-        """The type sums are made in."""
+        """The type that values are summed, or compared, in."""
+        if self.form == "order":
+            return self.dtype
+        if self.form == "mean":
+            return "f32" if self._divides_in_f32 else "f64"
+        if self.form not in ("sum", "whole"):
+            return "f64"
         return "f64" if WIDE & {self.dtype, self.out} else "f32"
+
+    @property
+    def _divides_in_f32(self) -> bool:
+        """Whether float32 has all bits of a sum, and of a quotient those before the point."""
+        return {self.dtype, self.out} <= SMALL and self.taps <= 256
 
     @property
     def pixels(self) -> int:
@@ -105,6 +151,8 @@ class Filter:
         words = [f"n{self.n}h{self.h}w{self.w}c{self.c}r{self.r}s{self.s}"
                  f"a{self.anchor[0]}x{self.anchor[1]}", self.dtype, "to", self.out, self.border]
         words += [f"rank{self.rank}"] * (self.rank > 0) + ["strided"] * self.strided
+        words += [self.form] * (self.form != "sum") + [f"{self.order}"] * (self.form == "order")
+        words += [f"of{int(self.footprint or '0', 2):x}"] * bool(self.footprint)
         return "_".join(words)
 
 

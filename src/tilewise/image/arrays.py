@@ -1,4 +1,4 @@
-"""filter2d of NumPy arrays: what a call needs, planned once and remembered."""
+"""Filters of NumPy arrays: what a call needs, planned once and remembered."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ OTHER = {**FITTING, "int8": ("int16", ""), "float16": ("float32", "")}
 
 
 def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, flip: bool,
-              out: Any, dtype: Any, algorithm: str | None) -> Any:
-    """filter2d of a NumPy array with a float64 kernel."""
+              out: Any, dtype: Any, algorithm: str | None, form: str = "sum",
+              order: int = 0) -> Any:
+    """A NumPy array filtered with a float64 kernel; of form "order", ones are the footprint."""
     image = np.asarray(image)
     if out is not None and not isinstance(out, np.ndarray):
         raise InvalidProblem(f"out is {kind_of(out)}, needs a NumPy array for a NumPy image")
@@ -31,18 +32,20 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
         image = image.view(np.uint8)
     anchor = anchor if anchor is None else tuple(anchor)
     key = (image.shape, image.strides, image.dtype, _signature(out), kernel.shape,
-           kernel.tobytes(), border, anchor, flip, dtype, algorithm, torch.get_num_threads())
+           kernel.tobytes(), border, anchor, flip, dtype, algorithm, form, order,
+           torch.get_num_threads())
     call = ENGINE.calls.get(key)
     if call is None:
         call = ENGINE.calls.put(key, _call(image, kernel, border, anchor, flip, out, dtype,
-                                           algorithm))
+                                           algorithm, form, order))
     if out is not None and (call.through_another or np.may_share_memory(image, out)):
         out[...] = on_arrays(image, kernel, border, value, anchor, flip, None, out.dtype,
-                             algorithm)
+                             algorithm, form, order)
         return out
     x = as_batch(image)
     y = output_like(x, call.dtype) if out is None else as_batch(out)
     if call.run is not None:
+        ENGINE.tell(call.run.plan)
         call.run(x, y, call.kernel, value)
     return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
 
@@ -54,7 +57,7 @@ def _signature(out: Any) -> object:
 
 
 def _call(image: Any, kernel: Any, border: str, anchor: Any, flip: bool, out: Any, dtype: Any,
-          algorithm: str | None) -> FilterCall:
+          algorithm: str | None, form: str, order: int) -> FilterCall:
     """What is the same for every call with these arguments, whatever the pixels."""
     dtype = None if dtype is None else _as_dtype(dtype)
     _check(image, kernel, out, dtype)
@@ -65,7 +68,7 @@ def _call(image: Any, kernel: Any, border: str, anchor: Any, flip: bool, out: An
         return FilterCall(y.dtype, through_another=True)
     if not y.size:
         return FilterCall(y.dtype)
-    run = _executable(x, y, kernel, border, at, algorithm)
+    run = _executable(x, y, kernel, border, at, algorithm, form, order)
     return FilterCall(y.dtype, run, run.prepare(kernel))
 
 
@@ -155,14 +158,14 @@ def output_like(x: Any, dtype: Any) -> Any:
 
 
 def _executable(x: Any, y: Any, kernel: Any, border: str, anchor: tuple[int, int],
-                algorithm: str | None) -> FilterExecutable:
+                algorithm: str | None, form: str, order: int) -> FilterExecutable:
     threads = torch.get_num_threads()
-    rank = ENGINE.rank(kernel, "f64" if WIDE & {NAMES[x.dtype], NAMES[y.dtype]} else "f32")
-    key = (x.shape, x.strides, x.dtype, y.strides, y.dtype, kernel.shape, rank, border, anchor,
-           algorithm, threads)
+    shape = _shape(x, y, kernel, form, order)
+    key = (x.shape, x.strides, x.dtype, y.strides, y.dtype, kernel.shape, *shape.values(), border,
+           anchor, algorithm, threads)
     found = ENGINE.ready.get(key)
     if found is None:
-        p = _problem(x, y, kernel.shape, border, anchor, rank)
+        p = _problem(x, y, kernel.shape, border, anchor, shape)
         plan = ENGINE.plan_filter(p, Target.host(threads=threads), algorithm)
         planes = x.shape[3] // p.c
         found = ENGINE.ready.put(
@@ -170,13 +173,23 @@ def _executable(x: Any, y: Any, kernel: Any, border: str, anchor: tuple[int, int
     return found
 
 
+def _shape(x: Any, y: Any, kernel: Any, form: str, order: int) -> dict[str, Any]:
+    """What a plan may know of the kernel's values."""
+    if form == "sum":
+        wide = WIDE & {NAMES[x.dtype], NAMES[y.dtype]}
+        return {"form": form, "rank": ENGINE.rank(kernel, "f64" if wide else "f32")}
+    gaps = form == "order" and not kernel.all()
+    taps = "".join("1" if tap else "0" for tap in kernel.ravel()) if gaps else ""
+    return {"form": form, "order": order, "footprint": taps}
+
+
 def _problem(x: Any, y: Any, sizes: tuple[int, int], border: str, anchor: tuple[int, int],
-             rank: int) -> Filter:
+             shape: dict[str, Any]) -> Filter:
     """The filter in the order of its output: by pixels if it can be, else by planes."""
     n, h, w, c = x.shape
     together = is_interleaved(y.shape, y.strides, y.itemsize)
     n, c = (n, c) if together else (n * c, 1)
     side_by_side = is_interleaved if together else is_planar
-    return Filter(n, h, w, c, *sizes, anchor, border, NAMES[x.dtype], NAMES[y.dtype], rank,
+    return Filter(n, h, w, c, *sizes, anchor, border, NAMES[x.dtype], NAMES[y.dtype],
                   strided=not side_by_side(x.shape, x.strides, x.itemsize),
-                  in_lines=y.strides[1] % 64 == 0)
+                  in_lines=y.strides[1] % 64 == 0, **shape)

@@ -1,4 +1,4 @@
-"""Types of numbers in memory; in registers they are float32 or float64."""
+"""Types of numbers in memory; in registers they are float32 or float64, or as they are."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Element:
         return self.name if self.kind in (F16, F32, F64) else f"i{8 * self.bytes}"
 
     def widened(self, raw: Vector, work: Any) -> Vector:
-        """What was loaded, as float32 or float64."""
+        """What was loaded, as float32 or float64, or as it is."""
+        if work == self.kind:
+            return raw
         if self is BF16:
             words = raw.f.ll.zext(raw.ir, ir.VectorType(I32, raw.lanes))
             return Words(raw.f, words).shifted(16).floats().to(work)
@@ -46,6 +48,8 @@ class Element:
 
     def narrowed(self, value: Vector) -> Vector:
         """As it is stored: rounded to nearest, ties to even, and saturated."""
+        if value.ir.type.element == self.kind:
+            return value
         if self is BF16:
             return _as_bfloat16(value.to(F32))
         if self.is_float:
@@ -57,6 +61,28 @@ class Element:
         wide = value.f.ll.fptosi((value + rounder - rounder).ir, ir.VectorType(I32, value.lanes))
         kind = ir.VectorType(self.kind, value.lanes)
         return Vector(value.f, wide if self.kind == I32 else value.f.ll.trunc(wide, kind))
+
+
+    def cut_off(self, value: Vector) -> Vector:
+        """As it is stored where C converts: without what follows the point, the lowest bits."""
+        if self.is_float:
+            return value.to(self.kind)
+        wide = value.f.ll.fptosi(value.ir, ir.VectorType(I32, value.lanes))
+        kind = ir.VectorType(self.kind, value.lanes)
+        return Vector(value.f, wide if self.kind == I32 else value.f.ll.trunc(wide, kind))
+
+    def least(self, a: Vector, b: Vector) -> Vector:
+        """The smaller, of numbers as they are in memory."""
+        return a.minimum(b) if self.is_float else self._of_integers("min", a, b)
+
+    def largest(self, a: Vector, b: Vector) -> Vector:
+        """The larger, of numbers as they are in memory."""
+        return a.maximum(b) if self.is_float else self._of_integers("max", a, b)
+
+    def _of_integers(self, what: str, a: Vector, b: Vector) -> Vector:
+        kind, sign = a.ir.type, "s" if self.low < 0 else "u"
+        pick = a.f.intrinsic(f"llvm.{sign}{what}.v{a.lanes}{self.suffix}", kind, [kind, kind])
+        return Vector(a.f, a.f.ll.call(pick, [a.ir, b.ir]))
 
 
 def _as_bfloat16(value: Vector) -> Vector:

@@ -37,16 +37,17 @@ Tasks = Callable[[Function, Pointer], "Index | int"]
 
 
 def emit_region(module: Module, name: str, tasks: Tasks, body: Function,
-                tiles: bool = False) -> Function:
+                tiles: bool = False, flush: bool = True) -> Function:
     """A worker that takes tasks until none is left: body(frame, task, worker).
 
-    With `tiles`, it holds the matrix unit's meanwhile.
+    With `tiles`, it holds the matrix unit's meanwhile. Without `flush`, denormals count.
     """
     with module.function(name, frame="pointer") as f:
         worker = f.frame.fetch_add(WORKER)
         total = f.index(tasks(f, f.frame))
-        control = _read_control(f)
-        _write_control(f, f.ll.or_(control, ir.Constant(control.type, _flush_bits(f))))
+        control = _read_control(f) if flush else None
+        if control is not None:
+            _write_control(f, f.ll.or_(control, ir.Constant(control.type, _flush_bits(f))))
         if tiles:
             amx.configure(f)
         with f.repeat(lambda task: task < total, [f.frame.fetch_add(TASK)]) as turn:
@@ -54,7 +55,8 @@ def emit_region(module: Module, name: str, tasks: Tasks, body: Function,
             turn.values = [f.frame.fetch_add(TASK)]
         if tiles:
             amx.release(f)
-        _write_control(f, control)
+        if control is not None:
+            _write_control(f, control)
     return f
 
 

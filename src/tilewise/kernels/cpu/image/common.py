@@ -18,8 +18,8 @@ from ....core.cached import cached
 from ....core.filter import Filter
 from ....core.isa import Isa
 from ....core.schedule import Schedule
-from ..emit import ELEMENTS, F32, F64, Element, Function, Index, Module, Pointer, Vector
-from ..emit.threads import BATCH, BIAS, RESIDUAL, SCRATCH, X, Y, emit_entry, emit_region
+from ..emit import ELEMENTS, Element, Function, Index, Module, Pointer, Vector
+from ..emit.threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
 from ..emit.tiling import Partition, ceil_div
 
 # words of the table; all strides are bytes, a row and its parts count elements
@@ -84,11 +84,13 @@ class FilterSizes:
 
 
 class FilterModule:
-    """Writes the code around `tiles`, which a method overrides."""
+    """Writes the code around `outputs`, which a method has; `tiles` says what comes before."""
+
+    flushes = True  # denormals to zero; where they count, False
 
     def __init__(self, sizes: Any, isa: Isa) -> None:
         self.g, self.p, self.s, self.isa = sizes, sizes.p, sizes.s, isa
-        self.work = F64 if self.p.work == "f64" else F32
+        self.work = ELEMENTS[self.p.work].kind
         self.source: Element = ELEMENTS[self.p.dtype]
         self.target: Element = ELEMENTS[self.p.out]
         self.packed: Element = ELEMENTS[self.p.work]
@@ -97,23 +99,39 @@ class FilterModule:
         self.m = Module(self.isa)
         self.prepare_functions()
         self.pack = self._pack()
-        emit_entry(self.m, [emit_region(self.m, "filter", self._tasks, self._body())])
+        emit_entry(self.m, [emit_region(self.m, "filter", self._tasks, self._body(),
+                                        flush=self.flushes)])
         return self.m
 
     def prepare_functions(self) -> None:
         """Write what `tiles` will call."""
         raise NotImplementedError
 
-    def writers(self, taps: tuple[int, int], planes: int = 1, plane: int = 0) -> None:
-        """`fast` and `careful`, which sum as `sums` does and write outputs."""
-        self.terms: Any = (taps, planes, plane)
+    def outputs(self, f: Function, x: Pointer, weight: Pointer, rows: int,
+                vectors: int) -> list[Vector]:
+        """rows x vectors outputs of packed rows."""
+        raise NotImplementedError
+
+    def stored(self, value: Vector) -> Vector:
+        """An output as it is written."""
+        return self.target.cut_off(value) if self.p.form == "whole" else value
+
+    def writers(self) -> None:
+        """`fast` and `careful`, which make and write `outputs`."""
         self.careful = self._careful()
         self.fast = self._fast()
 
     def tiles(self, f: Function, packed: Pointer, y: Pointer, y_row: Index, rows: Index,
               width: Index, free: Pointer) -> None:
         """Filter a packed rectangle into `rows` x `width` outputs, using free scratch."""
-        raise NotImplementedError
+        weight, tall = f.frame.load_pointer(WEIGHT), self.s.rows
+        whole = rows // tall * tall
+        with f.loop(whole, step=tall) as row:
+            f.call(self.fast, packed.bytes(row.i * self.g.pitch), weight,
+                   y.bytes(row.i * y_row), y_row, width)
+        with f.when(whole < rows):
+            f.call(self.careful, packed.bytes(whole * self.g.pitch), weight,
+                   y.bytes(whole * y_row), y_row, width, rows - whole)
 
     def _fast(self) -> Function:
         """All rows of a tile, in whole vectors; what is left goes to `careful`."""
@@ -126,12 +144,13 @@ class FilterModule:
                 f.call(self.careful, f.x, f.weight, f.y, f.y_row, head, f.index(s.rows))
             whole = head + (f.width - head) // step * step
             with f.loop(whole, start=head, step=step) as column:
-                sums = self.sums(f, f.x.bytes(column.i * g.bytes), f.weight, s.rows, s.vectors,
-                                 *self.terms)
+                found = self.outputs(f, f.x.bytes(column.i * g.bytes), f.weight, s.rows,
+                                     s.vectors)
                 here = f.y.of(self.target) + column.i
-                for i, value in enumerate(sums):
+                for i, value in enumerate(found):
                     row, v = divmod(i, s.vectors)
-                    here.bytes(f.y_row * row + v * g.lanes * size).store(value, streaming=s.stream)
+                    here.bytes(f.y_row * row + v * g.lanes * size).store(
+                        self.stored(value), streaming=s.stream)
             with f.when(whole < f.width):
                 f.call(self.careful, f.x.bytes(whole * g.bytes), f.weight,
                        f.y.bytes(whole * size), f.y_row, f.width - whole, f.index(s.rows))
@@ -148,12 +167,12 @@ class FilterModule:
         with self.m.function("careful", x="pointer", weight="pointer", y="pointer",
                              y_row="index", width="index", rows="index") as f, \
                 f.loop(f.width, step=g.lanes) as column:
-            sums = self.sums(f, f.x.bytes(column.i * g.bytes), f.weight, s.rows, 1, *self.terms)
+            found = self.outputs(f, f.x.bytes(column.i * g.bytes), f.weight, s.rows, 1)
             here = f.y.of(self.target) + column.i
-            for row, value in enumerate(sums):
+            for row, value in enumerate(found):
                 with f.when(f.index(row) < f.rows):
                     here.bytes(f.y_row * row).store(
-                        value, count=(f.width - column.i).minimum(g.lanes))
+                        self.stored(value), count=(f.width - column.i).minimum(g.lanes))
         return f
 
     def _tasks(self, f: Function, frame: Pointer) -> Index:
@@ -190,7 +209,7 @@ class FilterModule:
             table = f.frame.load_pointer(TABLE)
             offsets = table.load_pointer(ROWS)
             constant = f.frame.of(ELEMENTS["f64"]).broadcast(VALUE, self.g.lanes)
-            value = constant.to(self.work)
+            value = self.packed.narrowed(constant)
             with f.loop(f.rows) as row:
                 to = f.packed.of(self.packed).bytes(row.i * self.g.pitch)
                 offset = offsets.bytes((f.top + row.i) * 8).load_index(0)

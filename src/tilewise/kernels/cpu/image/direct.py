@@ -9,8 +9,7 @@ import numpy as np
 from ....core.filter import Filter
 from ....core.isa import Isa
 from ....core.schedule import Schedule
-from ..emit import Function, Index, Module, Pointer
-from ..emit.threads import WEIGHT
+from ..emit import Function, Module, Pointer, Vector
 from .common import FilterModule, FilterSizes
 
 
@@ -30,15 +29,8 @@ def make(p: Filter, s: Schedule, isa: Isa) -> Module:
 
 class _Direct(FilterModule):
     def prepare_functions(self) -> None:
-        self.writers((self.p.r, self.p.s))
+        self.writers()
 
-    def tiles(self, f: Function, packed: Pointer, y: Pointer, y_row: Index, rows: Index,
-              width: Index, free: Pointer) -> None:
-        weight, tall = f.frame.load_pointer(WEIGHT), self.s.rows
-        whole = rows // tall * tall
-        with f.loop(whole, step=tall) as row:
-            f.call(self.fast, packed.bytes(row.i * self.g.pitch), weight,
-                   y.bytes(row.i * y_row), y_row, width)
-        with f.when(whole < rows):
-            f.call(self.careful, packed.bytes(whole * self.g.pitch), weight,
-                   y.bytes(whole * y_row), y_row, width, rows - whole)
+    def outputs(self, f: Function, x: Pointer, weight: Pointer, rows: int,
+                vectors: int) -> list[Vector]:
+        return self.sums(f, x, weight, rows, vectors, (self.p.r, self.p.s))

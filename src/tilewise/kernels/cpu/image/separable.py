@@ -15,7 +15,7 @@ from ....core.filter import Filter
 from ....core.isa import Isa
 from ....core.lowrank import factors
 from ....core.schedule import Schedule
-from ..emit import Function, Index, Module, Pointer
+from ..emit import Function, Index, Module, Pointer, Vector
 from ..emit.threads import WEIGHT
 from .common import FilterModule, FilterSizes
 
@@ -44,8 +44,13 @@ def make(p: Filter, s: Schedule, isa: Isa) -> Module:
 
 class _Separable(FilterModule):
     def prepare_functions(self) -> None:
-        self.writers((1, self.p.s), self.p.rank, self.g.plane)
+        self.writers()
         self.down = self._down()
+
+    def outputs(self, f: Function, x: Pointer, weight: Pointer, rows: int,
+                vectors: int) -> list[Vector]:
+        """Sums across."""
+        return self.sums(f, x, weight, rows, vectors, (1, self.p.s), self.p.rank, self.g.plane)
 
     def _down(self) -> Function:
         """One term of a tile's rows, over all columns that the sums across will read."""

@@ -1,0 +1,140 @@
+"""Windows over some axes of an array of any shape, as filters of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import TilewiseError
+from ..runtime.filters import NAMES, empty
+from .arrays import on_arrays
+
+COLOURS = 4  # at most so many values of the last axis are those of a pixel
+
+
+SMALL = tuple(np.dtype(kind) for kind in ("uint8", "uint16", "int16"))
+
+
+class NotNative(TilewiseError):
+    """What generated code does not do; the message says what was found and what was needed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Taps over some axes, and what is made of the values under them."""
+
+    axes: tuple[int, ...]
+    kernel: Any  # float64, an axis of it for each of the axes
+    anchor: tuple[int, ...]
+    border: str
+    value: float = 0.0
+    form: str = "sum"
+    order: int = 0
+
+
+def run(image: Any, out: Any, window: Window) -> None:
+    """One pass over the image; both arrays have types that code is written for."""
+    if image.ndim == 1:
+        image, out = image[None], out[None]
+        window = replace(window, axes=(1,))
+    rows, columns, kernel, anchor = _on_a_plane(window, _columns(image.shape))
+    value = _constant(window, image.dtype)
+    for x, y in zip(_batches(image, rows, columns), _batches(out, rows, columns)):
+        on_arrays(x, kernel, window.border, value, anchor, False, y, None, None, window.form,
+                  window.order)
+
+
+def is_whole(given: Any, dtype: Any, windows: list[Window]) -> bool:
+    """Whether all sums are integers that float32 holds.
+
+    Then no order of summing rounds, and what passes leave out above the output's bits is nothing
+    that a later one could need.
+    """
+    if given not in SMALL or dtype not in SMALL:
+        return False
+    gain = 1.0
+    for window in windows:
+        constant = window.value if window.border == "constant" else 0.0
+        if (window.kernel % 1).any() or constant % 1 or abs(constant) > 2 ** 15:
+            return False
+        gain *= abs(window.kernel).sum()
+    return bool(gain < 2 ** 24 / 65536)
+
+
+def in_turn(image: Any, out: Any, windows: list[Window]) -> None:
+    """Passes one after the other; what lies between them has the type of the output."""
+    for window in windows[:-1]:
+        between = empty(out.shape, out.dtype)
+        run(image, between, window)
+        image = between
+    if not np.may_share_memory(image, out):
+        run(image, out, windows[-1])
+        return
+    apart = empty(out.shape, out.dtype)
+    run(image, apart, windows[-1])
+    out[...] = apart
+
+
+def check_types(*arrays: Any) -> None:
+    for array in arrays:
+        if array.dtype not in NAMES:
+            raise NotNative(f"an array is {array.dtype}, needs one of {', '.join(map(str, NAMES))}")
+        if not array.ndim:
+            raise NotNative("an array has no axes, needs at least one")
+
+
+def _constant(window: Window, dtype: Any) -> float:
+    """The border's, as an image of this type could have it."""
+    value = float(window.value)
+    if window.border != "constant" or dtype.kind == "f" or window.form != "order":
+        return value
+    bounds = np.iinfo(dtype)
+    if not bounds.min <= value <= bounds.max:  # also where it is NaN
+        raise NotNative(f"cval is {value}, needs a value of {dtype}")
+    return float(int(value))
+
+
+@lru_cache(maxsize=256)
+def _on_a_plane(window: Window, columns: int) -> tuple[int, int, Any, tuple[int, int]]:
+    """Two axes as rows and columns, the kernel and the anchor over these two."""
+    used = [i for i, size in enumerate(window.kernel.shape) if size > 1]
+    if len(used) > 2:
+        sizes = "x".join(map(str, window.kernel.shape))
+        raise NotNative(f"the window is {sizes}, needs at most two axes with more than one tap")
+    axes = [window.axes[i] for i in used]
+    kernel = window.kernel.reshape([window.kernel.shape[i] for i in used])
+    anchor = [window.anchor[i] for i in used]
+    if len(axes) == 2:
+        if axes[0] > axes[1]:
+            axes, kernel, anchor = axes[::-1], kernel.T, anchor[::-1]
+        return axes[0], axes[1], kernel, (anchor[0], anchor[1])
+    if not axes:
+        return columns - 1, columns, kernel.reshape(1, 1), (0, 0)
+    if axes[0] >= columns:
+        return axes[0] - 1, axes[0], kernel[None], (0, anchor[0])
+    return axes[0], columns, kernel[:, None], (anchor[0], 0)
+
+
+def _columns(shape: Any) -> int:
+    """The last axis that is not colour."""
+    return len(shape) - (2 if len(shape) > 2 and shape[-1] <= COLOURS else 1)
+
+
+def _batches(image: Any, rows: int, columns: int) -> Iterator[Any]:
+    """(N, H, W, C) views that make up the array."""
+    last = image.ndim - 1
+    others = [axis for axis in range(image.ndim) if axis not in (rows, columns)]
+    colour = [axis for axis in others if axis == last and image.shape[last] <= COLOURS]
+    outer = [axis for axis in others if axis not in colour]
+    view = image.transpose(*outer, rows, columns, *colour)
+    view = view if colour else view[..., None]
+    view = view if outer else view[None]
+    if view.ndim == 4:
+        yield view
+        return
+    for index in np.ndindex(view.shape[:-4]):
+        yield view[index]

@@ -1,0 +1,122 @@
+"""Deliberate faults in the code of ranks and of scipy's sums: the harness must notice every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from support import faults
+from support import image_cases as harness
+from support.faults import changed, replaced
+from support.filter_harness import guarded, random_pixels, released
+from support.mutations import whole_vectors
+
+from tilewise.core import selection
+from tilewise.image import linear, orders, windows
+from tilewise.image.arrays import ENGINE
+from tilewise.kernels.cpu.emit import threads
+from tilewise.kernels.cpu.emit.elements import ELEMENTS, Element
+from tilewise.kernels.cpu.image import common, network, running, taps
+from tilewise.runtime import filters
+
+
+class Mutation(NamedTuple):
+    """A fault, and a call that runs into it."""
+
+    apply: Callable[[pytest.MonkeyPatch], None]
+    name: str = "median_filter"
+    options: dict[str, Any] = {"size": (5, 5)}
+    kind: str = "uint8"
+    mode: str = "mirror"
+    shape: tuple[int, ...] = (21, 150)
+
+
+def element(name: str, **changes: Any) -> Callable[..., None]:
+    return lambda patch: patch.setitem(ELEMENTS, name, replace(ELEMENTS[name], **changes))
+
+
+def flushing(patch: pytest.MonkeyPatch) -> None:
+    """Denormals are zero in every worker."""
+    emit = threads.emit_region
+    patch.setattr(common, "emit_region", lambda *args, flush=True, **more: emit(*args, **more))
+
+
+def saturated(self: Any, value: Any) -> Any:
+    return self.narrowed(value)
+
+
+BOX: Any = {"name": "minimum_filter", "options": {"size": (5, 6)}}
+GAPS: Any = {"options": {"footprint": np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]], bool)}}
+BELL: Any = {"name": "gaussian_filter", "options": {"sigma": 1.3}}
+MUTATIONS = {
+    "least for largest": Mutation(replaced(Element, "largest", Element.least)),
+    "signs forgotten": Mutation(element("i16", low=0), kind="int16"),
+    "whole stores": Mutation(whole_vectors("store")),
+    "whole loads": Mutation(whole_vectors("load")),
+    "candidates dropped": Mutation(replaced(network, "candidates", lambda length, total, order: (
+        slice(max(0, length - (total - order) + 1), min(length, order)))), "rank_filter",
+        {"rank": 2, "size": (5, 5)}),
+    "the next in order": Mutation(changed(network.Geometry, "order_of_columns",
+                                          lambda order: order + 1)),
+    "no room for planes": Mutation(replaced(network.Geometry, "worker_bytes",
+                                            common.FilterSizes.worker_bytes)),
+    "a merge without its last step": Mutation(replaced(network, "merged", lambda a, b, pick: [
+        *selection.merged(a, b, pick)[:-1], b[-1]]), options={"size": (3, 5)}),
+    "a footprint without gaps": Mutation(changed(orders, "_footprint",
+                                                 lambda found: found | True), **GAPS),
+    "windows too small": Mutation(changed(running, "steps", lambda found: found[:-1]), **BOX),
+    "no room for a tile": Mutation(replaced(running.Geometry, "worker_bytes",
+                                            common.FilterSizes.worker_bytes), **BOX),
+    "rows folded too few": Mutation(changed(running, "steps", lambda found: [
+        step + 1 for step in found]), **BOX),
+    "the constant not a value": Mutation(replaced(windows, "_constant", lambda window, dtype: 9.0),
+                                         **BOX, mode="constant"),
+    "origin ignored": Mutation(replaced(orders, "anchors_of", lambda origins, sizes: tuple(
+        size // 2 for size in sizes)), options={"size": (3, 3), "origin": (1, 0)}),
+    "dilation not turned": Mutation(replaced(orders, "mirrored", lambda origins, sizes: [0, 0]),
+                                    "grey_dilation", {"size": (2, 3)}),
+    "rounded, not cut off": Mutation(replaced(Element, "cut_off", saturated), **BELL),
+    "another order of sums": Mutation(replaced(linear, "_form", lambda weights: "line"),
+                                      **BELL, kind="float64"),
+    "weights in float32": Mutation(changed(linear, "bell", lambda values: values.astype(
+        np.float32).astype(float)), **BELL, kind="float64"),
+    "a tap left out": Mutation(changed(taps.Geometry, "entries", lambda found: found[:-1]),
+                               **BELL),
+    "whole where it is not": Mutation(replaced(linear, "is_whole", lambda *given: True),
+                                      **BELL),
+    "borders off by one": Mutation(replaced(filters, "sources", lambda size, before, after, kind: (
+        np.roll(np.clip(np.arange(-before, size + after), 0, size - 1), 1))),
+        mode="nearest"),
+    "denormals flushed": Mutation(flushing, "maximum_filter", {"size": (1, 3)}, "float32",
+                                  shape=(4, 40)),
+}
+
+
+def check(mutation: Mutation) -> None:
+    data = np.random.default_rng(0)
+    with faults.patched(mutation.apply), released():
+        for kept in (ENGINE.ready, ENGINE.calls):
+            kept.clear()
+        image = guarded(mutation.shape, mutation.kind, "end")
+        image[:] = random_pixels(mutation.shape, mutation.kind, data)
+        if mutation.name == "maximum_filter":
+            image *= np.float32(1e-41)
+        options = {**mutation.options, "mode": mutation.mode, "cval": 3.0, "axes": None}
+        output = guarded(mutation.shape, mutation.kind, "end")
+        gain = 0.0 if mutation.name in harness.RANKED + harness.EXTREME else 1.0
+        harness.check(harness.Case(mutation.name, image, options, output, gain, "case"),
+                      harness.Seen())
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, list[str]]:
+    return faults.outcomes("test_image_mutations")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_is_noticed(outcomes: dict[str, list[str]], name: str) -> None:
+    faults.assert_noticed(outcomes[name])
