@@ -21,6 +21,7 @@ from tilewise.core.files import write_atomically
 from tilewise.models import MODELS
 from tilewise.tools.sharing import adopt, noted, to_text
 from tilewise.training import Settings, checkpoint, engines, plans, train
+from tilewise.training.average import Average
 from tilewise.training.images import open_images, order
 from tilewise.training.loop import Run
 from tilewise.training.progress import Silent
@@ -281,6 +282,79 @@ def test_what_a_checkpoint_lacks_is_noticed(data, tmp_path, whole, interrupted, 
     checkpoint.save(tmp_path / "parts", state)
     train(settings(data), tmp_path / "parts")
     assert not same_bits(weights(whole), weights(tmp_path / "parts"))
+
+
+def test_the_rate_falls_along_half_a_cosine(data, tmp_path, monkeypatch):
+    seen = []
+    step = torch.optim.SGD.step
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self, *args: (
+        seen.append(self.param_groups[0]["lr"]), step(self, *args))[1])
+    run = settings(data, schedule="cosine", rate=0.2)
+    train(run, tmp_path / "run")
+    assert seen == [run.rate_at(i, len(seen)) for i in range(len(seen))]
+    assert seen[0] == 0.2
+    assert seen == sorted(seen, reverse=True)
+    assert run.rate_at(len(seen) // 2, len(seen)) == pytest.approx(0.1, abs=0.1 / len(seen) + 0.01)
+    assert run.rate_at(len(seen), len(seen)) == pytest.approx(0)
+    assert settings(data, rate=0.2).rate_at(3, 4) == 0.2
+    with pytest.raises(TilewiseError, match="epochs was"):  # the wave would be another
+        train(settings(data, schedule="cosine", rate=0.2, epochs=run.epochs + 1), tmp_path / "run")
+
+
+def test_averaged_weights(data, tmp_path):
+    """As computed from the weights of every step; the model itself learns as without them."""
+    plain, averaged = settings(data), settings(data, average=0.5)
+    train(plain, tmp_path / "plain")
+    history = train(averaged, tmp_path / "averaged")
+    states = [checkpoint.load(tmp_path / name) for name in ("plain", "averaged")]
+    assert all(torch.equal(states[1]["model"][name], value)
+               for name, value in states[0]["model"].items())
+    assert all("accuracy of the average" in epoch for epoch in history["epochs"])
+    model = nn.Linear(3, 2)
+    average = Average(model, 0.5)
+    expected, own = model.weight.detach().clone(), []
+    for k in range(1, 20):
+        with torch.no_grad():
+            model.weight.normal_()
+        average.update()
+        kept = min(0.5, k / (k + 9))
+        expected = kept * expected + (1 - kept) * model.weight.detach()
+        own.append(model.weight.detach().clone())
+    assert torch.allclose(average.values["weight"], expected, atol=1e-6)
+    with average.in_place():
+        assert torch.equal(model.weight, average.values["weight"])
+    assert torch.equal(model.weight, own[-1])
+
+
+def test_averages_go_on_with_the_same_bits(data, tmp_path, monkeypatch):
+    whole = settings(data, average=0.9)
+    train(whole, tmp_path / "whole")
+    train(settings(data, average=0.9, epochs=1), tmp_path / "parts")
+    train(whole, tmp_path / "parts")
+    one, two = (checkpoint.load(tmp_path / name)["average"] for name in ("whole", "parts"))
+    assert one["steps"] == two["steps"] > 0
+    assert all(torch.equal(two["values"][name], value) for name, value in one["values"].items())
+
+
+def test_the_precision_is_that_of_the_run(data, tmp_path, monkeypatch):
+    seen = []
+    learn = Run._learn
+    monkeypatch.setattr(Run, "_learn", lambda self, numbers: (
+        seen.append(torch.get_float32_matmul_precision()), learn(self, numbers))[1])
+    before = torch.get_float32_matmul_precision()
+    train(settings(data, precision="high", epochs=1), tmp_path / "run")
+    assert set(seen) == {"high"}
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_checkpoint_from_before_there_were_schedules_goes_on(data, tmp_path):
+    train(settings(data, epochs=1), tmp_path / "run")
+    state = checkpoint.load(tmp_path / "run")
+    for name in ("schedule", "average", "precision"):
+        state["settings"].pop(name)
+    state.pop("average")
+    checkpoint.save(tmp_path / "run", state)
+    assert len(train(settings(data, epochs=2), tmp_path / "run")["epochs"]) == 2
 
 
 def test_a_finished_run_can_get_more_epochs(data, tmp_path):

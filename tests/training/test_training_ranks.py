@@ -91,13 +91,27 @@ def test_a_run_of_two_ranks_goes_on_with_the_same_bits(tmp_path):
         parts["optimizer"]["state"].values(), whole["optimizer"]["state"].values()))
 
 
-def test_another_number_of_processes_is_another_run(tmp_path):
-    data = idx_set(tmp_path / "data", train=50, test=15)
-    settings = Settings(str(data), "lenet_b", batch=16, epochs=1)
-    tilewise.training.train(settings, tmp_path / "run")
-    state = checkpoint.load(tmp_path / "run")
-    state["identity"]["processes"] = 2
-    checkpoint.save(tmp_path / "run", state)
-    with pytest.raises(tilewise.TilewiseError, match="processes were 2, are 1"):
-        tilewise.training.train(settings, tmp_path / "run")
+def test_a_run_of_two_ranks_goes_on_in_one_and_in_three(tmp_path):
+    """With the losses of a run that was always one, up to rounding."""
+    data = idx_set(tmp_path / "data", train=48, test=15)
+
+    def settings(epochs: int) -> Settings:
+        return Settings(str(data), "lenet_b", batch=16, epochs=epochs, average=0.9)
+
+    def by_ranks(processes: int, epochs: int) -> None:
+        torchrun("-m", "tilewise", "train", str(data), "-o", str(tmp_path / "run"), "--model",
+                 "lenet_b", "--batch", "16", "--epochs", str(epochs), "--average", "0.9",
+                 processes=processes)
+
+    whole = tilewise.training.train(settings(3), tmp_path / "whole")
+    by_ranks(2, 1)
+    with pytest.warns(UserWarning, match="had 2 processes, has 1"):
+        tilewise.training.train(settings(2), tmp_path / "run")
+    by_ranks(3, 3)
+    state, alone = (checkpoint.load(tmp_path / name) for name in ("run", "whole"))
+    assert state["identity"]["processes"] == len(state["rng"]) == 3
+    assert state["history"]["losses"] == pytest.approx(whole["losses"], rel=1e-4)
+    assert state["average"]["steps"] == 9
+    for name, value in alone["average"]["values"].items():
+        assert torch.allclose(state["average"]["values"][name], value, rtol=1e-3, atol=1e-5)
     tilewise.wisdom.forget()

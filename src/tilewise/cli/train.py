@@ -24,7 +24,7 @@ def train(
     batch: Annotated[int, typer.Option(
         help="Take this many images a step, in all processes together.")] = 64,
     rate: Annotated[float, typer.Option(
-        help="Use this learning rate, which stays constant.")] = 0.01,
+        help="Use this learning rate for SGD.")] = 0.01,
     momentum: Annotated[float, typer.Option(help="Use this momentum for SGD.")] = 0.9,
     decay: Annotated[float, typer.Option(help="Use this decay of weights.")] = 0.0,
     seed: Annotated[int, typer.Option(
@@ -36,6 +36,14 @@ def train(
         min=1, help="Train with this many images. The default is all of them.")] = None,
     save_every: Annotated[int, typer.Option(
         help="Write a checkpoint after this many steps.")] = 200,
+    schedule: Annotated[str, typer.Option(
+        help="Keep the rate constant, or let it fall to zero along half a cosine.")] = "constant",
+    average: Annotated[float, typer.Option(
+        help="Also average the weights, and keep this much of the average in each step, such as "
+             "0.999. 0 averages nothing.")] = 0.0,
+    precision: Annotated[str, typer.Option(
+        help="Compute with torch's setting highest, high or medium for float32 products.")]
+    = "highest",
     lines_every: Annotated[int, typer.Option(
         min=1, help="Print a line after this many steps, where there is no terminal for a bar.")]
     = 100,
@@ -51,7 +59,7 @@ def train(
 
     set_threads(threads)
     settings = Settings(str(data), model, engine, epochs, batch, rate, momentum, decay, seed, size,
-                        limit, save_every)
+                        limit, save_every, schedule, average, precision)
     if errors.is_terminal:
         with Bar(lines=not json) as bar:
             history = train(settings, output, bar)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ from ..core.files import write_atomically
 from ..core.progress import counting
 from ..tools.sharing import adopt
 from . import checkpoint, engines, plans
+from .average import Average
 from .images import Split, batch, open_images, order
-from .progress import Progress, Silent
+from .progress import AVERAGED, Progress, Silent
 from .ranks import Ranks, joined
 from .settings import Settings
 
 METRICS = "metrics.json"
+SPREAD = 1_000_003  # between seeds of dropout where a run goes on in more or fewer processes
 
 
 def train(settings: Settings, directory: str | Path, progress: Progress | None = None,
@@ -45,11 +49,22 @@ def train(settings: Settings, directory: str | Path, progress: Progress | None =
     """
     shape = engines.image_shape(settings)
     images = open_images(settings.data, *shape)
-    with joined() as ranks:
+    with _precision(settings.precision), joined() as ranks:
         if not ranks.first:
             return Run(settings, Path(directory), images, ranks, Silent()).to_the_end()
         with checkpoint.owned(Path(directory)):
             return Run(settings, Path(directory), images, ranks, progress or Silent()).to_the_end()
+
+
+@contextmanager
+def _precision(name: str) -> Iterator[None]:
+    """Torch's setting for the run; it belongs to the process."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class Run:
@@ -69,14 +84,16 @@ class Run:
         self.parallel = ranks.parallel(self.runner)
         self.optimizer = torch.optim.SGD(self.model.parameters(), settings.rate,
                                          settings.momentum, weight_decay=settings.decay)
+        self.average = Average(self.model, settings.average) if settings.average else None
         torch.manual_seed(settings.seed + 1 + ranks.rank)  # of dropout
         if state is not None:
             self._restore(state)
+        self.steps = settings.epochs * len(self._batches())
 
     def to_the_end(self) -> dict[str, Any]:
         """All epochs that are left."""
         s, done = self.settings, len(self.history["losses"])
-        self.progress.start(done, s.epochs * len(self._batches()), self._note())
+        self.progress.start(done, self.steps, self._note())
         while self.epoch < s.epochs:
             self._one_epoch()
         if self.ranks.first:
@@ -97,6 +114,9 @@ class Run:
         losses = self.history["losses"][-len(todo):]
         summary = {"loss": sum(losses) / max(1, len(losses)), "accuracy": self._accuracy(),
                    "images": sum(map(len, todo)), "seconds": self.seconds}
+        if self.average is not None:
+            with self.average.in_place():
+                summary[AVERAGED] = self._accuracy()
         self.history["epochs"].append(summary)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self._save()
@@ -111,13 +131,20 @@ class Run:
     def _learn(self, numbers: Tensor) -> float:
         """One step; the loss is the mean over the whole batch, however it is shared."""
         images, labels = batch(self.images.train, self.ranks.share(numbers))
+        self._set_rate()
         self.parallel.train()
         scores = self.parallel(images)
         loss = F.cross_entropy(scores, labels, reduction="sum") / len(numbers)
         self.optimizer.zero_grad()
         (loss * self.ranks.world).backward()  # gradients are averaged over the ranks
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
         return float(self.ranks.total(loss.detach()))
+
+    def _set_rate(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.rate_at(len(self.history["losses"]), self.steps)
 
     @torch.no_grad()
     def _accuracy(self) -> float:
@@ -140,7 +167,8 @@ class Run:
         """The plans of the run: the checkpoint's, else the first rank's; used by all ranks."""
         if self.settings.engine != "tilewise":
             return "[]"
-        text = state["plans"] if state is not None else None
+        same = state is not None and state["identity"].get("processes") == self.ranks.world
+        text = state["plans"] if state is not None and same else None
         if text is None and self.ranks.first:
             s, world = self.settings, self.ranks.world
             size, channels = engines.image_shape(s)
@@ -158,10 +186,12 @@ class Run:
         rng = self.ranks.from_all(torch.get_rng_state())
         if self.ranks.first:
             checkpoint.save(self.directory, {
-                "settings": self.settings.to_dict(), "identity": self._identity(),
+                "settings": self.settings.to_dict(),
+                "identity": {"processes": self.ranks.world, **self._identity()},
                 "threads": torch.get_num_threads(), "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(), "epoch": self.epoch, "step": self.step,
                 "seconds": self.seconds, "rng": rng, "plans": self.plans,
+                "average": None if self.average is None else self.average.state(),
                 "history": self.history})
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -170,11 +200,17 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.history = state["history"]
-        torch.set_rng_state(state["rng"][self.ranks.rank])
+        if self.average is not None:
+            self.average.restore(state["average"])
+        if len(state["rng"]) == self.ranks.world:
+            torch.set_rng_state(state["rng"][self.ranks.rank])
+        else:  # other masks of dropout, not those of the first steps again
+            done = len(self.history["losses"])
+            torch.manual_seed(self.settings.seed + 1 + self.ranks.rank + SPREAD * (done + 1))
 
     def _identity(self) -> dict[str, int]:
         """What else must be the same for a run to go on."""
-        return {"processes": self.ranks.world, "training images": self.count,
+        return {"training images": self.count,
                 "test images": len(self.images.test.labels),
                 "classes": self.images.train.classes}
 
@@ -186,9 +222,12 @@ class Run:
         if wrong:
             raise TilewiseError(f"{self.directory} holds another run: {'; '.join(wrong)}; name "
                                 "another directory, or delete this one")
-        if state["threads"] != torch.get_num_threads():
-            warnings.warn(f"the run had {state['threads']} threads, has "
-                          f"{torch.get_num_threads()}: the last bits may differ", stacklevel=2)
+        before, now = state["identity"].get("processes"), self.ranks.world
+        for name, was, is_ in (("threads", state["threads"], torch.get_num_threads()),
+                               ("processes", before, now)):
+            if was != is_ and self.ranks.first:
+                warnings.warn(f"the run had {was} {name}, has {is_}: the last bits may differ",
+                              stacklevel=2)
 
     def _note(self) -> str:
         s = self.settings

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+AVERAGED = "accuracy of the average"  # of an epoch's summary
+
 
 class Progress(Protocol):
     """Somebody who is told."""
@@ -60,5 +62,8 @@ class Lines:
 
 def summary_line(epoch: int, summary: dict[str, Any]) -> str:
     """An epoch in one line."""
+    averaged = summary.get(AVERAGED)
+    more = "" if averaged is None else f" ({averaged:.4f} by averaged weights)"
+    speed = summary["images"] / summary["seconds"]
     return (f"epoch {epoch}: loss {summary['loss']:.4f}, test accuracy "
-            f"{summary['accuracy']:.4f}, {summary['images'] / summary['seconds']:.0f} images/s")
+            f"{summary['accuracy']:.4f}{more}, {speed:.0f} images/s")
