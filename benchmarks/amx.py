@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from tilewise.bench import machine
 from tilewise.bench.results import Result
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import Problem, Target
 from tilewise.core.isa import ISA
 from tilewise.kernels.cpu import memory, peak

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from tilewise.bench import machine
 from tilewise.bench.results import Result
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import Problem, Target
 
 LAYERS = ("n1c64h56w56k64r3s3p1_f32_forward", "n1c512h14w14k512r3s3p1_f32_forward")

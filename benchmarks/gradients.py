@@ -19,7 +19,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 import torch
 
 from tilewise.algorithms.reference import solve
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import Problem, Target
 from tilewise.planner.measure import interleaved
 from tilewise.runtime.engine import PRECISIONS, random_operands

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 import tilewise
 from tilewise.bench import machine
 from tilewise.bench.results import Result
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import Problem, Target
 from tilewise.planner.measure import interleaved
 from tilewise.runtime.engine import random_operands

@@ -25,7 +25,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 import torch
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.planner.measure import interleaved
 
 CHANNELS = (1, 3, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)

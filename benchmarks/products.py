@@ -18,7 +18,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 import torch
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.model.tuning import observe
 from tilewise.models import MODELS
 from tilewise.planner.measure import interleaved

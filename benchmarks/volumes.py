@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.planner.measure import interleaved
 
 # channels, filters, taps and frames of a speech front end

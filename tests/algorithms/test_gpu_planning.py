@@ -19,7 +19,7 @@ from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.gpu_table import KINDS, TABLE, products_between, rows
 from tilewise.algorithms.gpu_winograd import MOST_SCRATCH, GpuWinograd
 from tilewise.conv import devices
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core.gpu import GPUS
 from tilewise.models import vgg16
 from tilewise.planner.planner import inner_problem

@@ -14,7 +14,7 @@ from tilewise.bench.ladder import _barred, _sentence, ladder
 from tilewise.bench.run import WrongResult
 from tilewise.bench.rungs import STEPS, unroll
 from tilewise.cli import NO, OK, USAGE, main
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import Problem, Target
 from tilewise.planner.measure import Timing
 

@@ -18,7 +18,8 @@ from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewise.conv.again import CALLS
-from tilewise.conv.ops import ENGINE, conv2d
+from tilewise.conv.ops import conv2d
+from tilewise.conv.running import ENGINE
 from tilewise.core.errors import InvalidProblem
 from tilewise.model.nn import Block
 from tilewise.runtime import forms, weights

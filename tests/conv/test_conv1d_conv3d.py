@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv import lines, slices
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.kernels.activations import applied
 from tilewise.kernels.cpu import memory
 from tilewise.runtime.weights import MADE

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv import slices, volume_gradients
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.kernels.activations import applied
 
 OURS: Any = {1: tilewise.conv1d, 3: tilewise.conv3d}

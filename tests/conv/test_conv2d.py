@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import InvalidProblem, NoAlgorithm, TilewiseError, UnknownAlgorithm
 from tilewise.core.activations import ACTIVATIONS
 

@@ -117,7 +117,7 @@ def operator_arguments(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[A
         seen: list[tuple[Any, ...]] = []
         for module in (calls, ops):
             monkeypatch.setattr(module, "is_unwatched", lambda *tensors: False)
-        monkeypatch.setattr(ops, "_OP", lambda *given: seen.append(given) or CONV(*given))
+        monkeypatch.setattr(ops, "CONV2D", lambda *given: seen.append(given) or CONV(*given))
         tilewise.conv2d(*args, **options)
         return seen[0]
 

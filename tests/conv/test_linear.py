@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv.linear import Linear, is_worth, linear
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import Problem, Target
 from tilewise.model.captured import all_captured
 from tilewise.model.tuning import observe, tune

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv import excitation
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.kernels.cpu import memory
 
 LAST = torch.channels_last

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv import slices, transposed_volumes
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.conv.slices import Spread
 from tilewise.core import InvalidProblem
 from tilewise.kernels.cpu import memory

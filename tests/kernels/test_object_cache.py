@@ -18,7 +18,7 @@ from support.processes import in_process
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core.files import cache_directory
 from tilewise.core.isa import ISA
 from tilewise.core.target import Target

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import InvalidProblem, Problem, Target, TilewiseError
 
 AVX512 = Target("cpu", "avx512", 2)

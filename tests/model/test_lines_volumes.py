@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv import slices, volumes
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.model import dynamo
 from tilewise.model.captured import blocks
 

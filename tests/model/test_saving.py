@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.model import variants
 from tilewise.model.captured import all_captured
 

@@ -137,6 +137,50 @@ def test_what_is_seen_lies_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert not any(seen)
 
 
+class Dropped(nn.Module):
+    """Numbers are drawn in the order of memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(8, 16, 3, padding=1), nn.Conv1d(16, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(F.relu(self.first(x)), 0.5, self.training))
+
+
+def test_random_numbers_are_those_of_torch() -> None:
+    model, x = Dropped().train(), torch.randn(2, 8, 60)
+    ours = tilewise.optimize(model)
+    found = []
+    for net in (ours, model):
+        torch.manual_seed(1)
+        found.append(net(x))
+    assert_close(*found)
+
+
+class Rows(nn.Module):
+    """Signals become images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(8, 16, 3, padding=1), nn.Conv2d(16, 16, (1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)[:, :, None])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", [
+    Rows(), nn.Sequential(nn.Conv1d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv1d(16, 1, 3)),
+    nn.Sequential(nn.Conv1d(8, 16, 3), nn.ReLU(), nn.ConvTranspose1d(16, 1, 4, 2, 1)),
+    nn.Sequential(nn.Conv1d(8, 8, 60), nn.ReLU(), nn.Conv1d(8, 8, 1))],
+    ids=["images", "one channel", "transposed", "one value"])
+def test_strides_are_those_of_torch(model: nn.Module) -> None:
+    x, ours = torch.randn(2, 8, 60), tilewise.optimize(model)
+    for _ in range(3):
+        same(ours(x), model(x))
+
+
 @torch.no_grad()
 def test_without_a_batch() -> None:
     model, x = nn.Sequential(nn.Conv1d(4, 8, 1), nn.ReLU(), nn.Conv1d(8, 3, 3)), torch.randn(4, 50)

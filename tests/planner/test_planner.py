@@ -13,7 +13,7 @@ from support.problems import convolve, error, expected, random_problem
 
 import tilewise
 from tilewise.algorithms import ALGORITHMS
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import (
     Algorithm,
     InvalidSchedule,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core.schedule import Schedule, Space
 from tilewise.planner import Planner
 from tilewise.planner.wisdom import Entry, Wisdom, key

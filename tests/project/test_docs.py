@@ -159,7 +159,7 @@ def test_the_site_is_built_so_that_warnings_count() -> None:
 
 def test_every_word_of_a_schedule_is_explained() -> None:
     """Of the algorithms for CPUs."""
-    from tilewise.conv.ops import ENGINE
+    from tilewise.conv.running import ENGINE
     from tilewise.core import Problem, Target
 
     table = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")

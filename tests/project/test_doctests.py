@@ -17,7 +17,7 @@ import tilewise.image
 import tilewise.model
 import tilewise.tools
 import tilewise.training
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.kernels.cpu.emit.launch import KERNELS
 from tilewise.kernels.cpu.memory import POOL
 from tilewise.runtime.weights import MADE

@@ -20,7 +20,7 @@ from support.processes import in_process
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core.apart import apart
 from tilewise.core.files import cache_directory
 from tilewise.core.lru import Lru

@@ -19,7 +19,7 @@ from support.processes import in_process
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core.lru import Lru
 from tilewise.kernels.cpu import memory
 from tilewise.kernels.cpu.emit.launch import KERNELS

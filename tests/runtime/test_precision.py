@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv.linear import Linear, linear
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.kernels import precision
 
 BOUND = 1e-6

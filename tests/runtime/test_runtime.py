@@ -20,7 +20,7 @@ from support.processes import in_process
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import Problem, Target
 from tilewise.kernels.cpu.emit import threads
 from tilewise.planner.measure import interleaved

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core import Schedule, Target
 
 LAST = torch.channels_last

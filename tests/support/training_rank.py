@@ -17,7 +17,7 @@ os.environ["TILEWISE_CACHE_DIR"] = str(output / f"cache{rank}")
 
 import torch  # noqa: E402
 
-from tilewise.conv.ops import ENGINE  # noqa: E402
+from tilewise.conv.running import ENGINE  # noqa: E402
 from tilewise.tools.sharing import noted  # noqa: E402
 from tilewise.training import Settings, engines  # noqa: E402
 from tilewise.training.images import open_images  # noqa: E402

@@ -16,7 +16,7 @@ import tilewise
 from tilewise import TilewiseError
 from tilewise.cli import MISSING, OK, USAGE, main
 from tilewise.cli.train import Bar
-from tilewise.conv.ops import ENGINE
+from tilewise.conv.running import ENGINE
 from tilewise.core.files import write_atomically
 from tilewise.models import MODELS
 from tilewise.tools.sharing import adopt, noted, to_text

@@ -94,7 +94,9 @@ def tilewise_contender(s: Subject, effort: str = "estimate", max_error: float | 
 
 def _one_layer(s: Subject, effort: str, max_error: float | None,
                algorithm: str | None) -> Callable[[], Tensor]:
-    from ..conv.ops import ENGINE, conv2d, target_of
+    from ..conv.devices import target_of
+    from ..conv.ops import conv2d
+    from ..conv.running import ENGINE
 
     p, model = s.problem, s.model
     assert p is not None

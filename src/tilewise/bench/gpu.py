@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..conv.devices import target_of
-from ..conv.ops import ENGINE
+from ..conv.running import ENGINE
 from ..core.errors import TilewiseError
 from ..core.problem import Problem
 from ..core.progress import Tell, silent

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..algorithms.matrix import PRECISIONS
-from ..conv.ops import ENGINE
+from ..conv.running import ENGINE
 from ..core.errors import NoAlgorithm
 from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem

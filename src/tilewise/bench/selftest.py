@@ -64,7 +64,7 @@ def _try(algorithm: Algorithm, t: Target, problems: int, end: float, found: Outc
     while ran < problems and time.monotonic() < end:
         p = _accepted(algorithm, t, rng)
         if p is None:
-            return
+            break
         inner = inner_problem(algorithm, p)
         s = random_schedule(algorithm, inner, t, rng) if rng.random() < 0.5 else (
             algorithm.default(inner, t))
@@ -73,8 +73,8 @@ def _try(algorithm: Algorithm, t: Target, problems: int, end: float, found: Outc
                 break
             try:
                 found.worst = max(found.worst, _check(algorithm, q, t, s_, ran))
-            except Mismatch as mismatch:
-                found.wrong.append(f"{algorithm.name}: {q} {s_.to_json()}: {mismatch}")
+            except Exception as problem:  # also of a compiler that does not know the machine
+                found.wrong.append(f"{algorithm.name}: {q} {s_.to_json()}: {problem}")
             ran += 1
     found.ran[algorithm.name] = ran
 
@@ -158,7 +158,11 @@ def line(found: Outcome, machine: dict[str, Any]) -> str:
     """All of it in one line, for a report."""
     versions = ", ".join(f"{name} {machine['versions'][name]}"
                          for name in ("python", "torch", "llvmlite"))
-    counts = sorted(set(found.ran.values())) or [0]
+    if not found.ran:
+        return (f"tilewise {machine['versions']['tilewise']} selftest: no code is written for "
+                f"{machine['system']}, {machine['processor']}: torch computes everything; "
+                f"{versions}")
+    counts = sorted(set(found.ran.values()))
     each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return (f"tilewise {machine['versions']['tilewise']} selftest: "
             f"{len(found.ran)} algorithms, {each} problems each, {len(found.wrong)} wrong, "

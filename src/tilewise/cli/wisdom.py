@@ -85,7 +85,7 @@ def _verdict(name: str, entry: Any) -> str:
     """Why a plan cannot be used; empty means that it can."""
     import torch
 
-    from ..conv.ops import ENGINE
+    from ..conv.running import ENGINE
     from ..core.problem import Problem
     from ..core.target import Target
     from ..planner.planner import inner_problem

@@ -9,11 +9,12 @@ from torch.nn import functional as F
 
 from ..core.plan import Plan
 from ..runtime.weights import Norm, folded
-from . import ops, volumes
+from . import operators, volumes
 from .calls import KERNEL, Call, check, gate, problem_of
 from .devices import target_of
-from .lines import as_images, conv1d
-from .ops import ENGINE, can_fold, conv2d, conv2d_norm, then
+from .lines import as_images, conv1d, in_planes
+from .ops import can_fold, conv2d, conv2d_norm, then
+from .running import ENGINE
 from .slices import volume_of
 from .volumes import conv3d
 
@@ -35,7 +36,7 @@ def convolve(x: Tensor, weight: Tensor, *args: Any, norm: Norm | None = None, po
         result: Tensor = CONVOLUTIONS[axes](x, weight, *args, **options)
     else:
         result = _normed(x, weight, *args, norm=norm, **options)
-    return result.contiguous() if axes == 1 and not inside else result
+    return in_planes(result) if axes == 1 and not inside else result
 
 
 def plans_of(call: Call) -> list[Plan]:
@@ -52,8 +53,8 @@ def shape_of(call: Call) -> Tensor:
     if call.weight.dim() == 5:
         return volumes.shape_of(call)
     if call.weight.dim() == 3:
-        return ops.shape_of(as_images(call)).squeeze(2).contiguous()
-    return ops.shape_of(call)
+        return operators.shape_of(as_images(call)).squeeze(2).contiguous()
+    return operators.shape_of(call)
 
 
 def _normed(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, norm: Norm,

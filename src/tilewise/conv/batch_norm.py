@@ -13,7 +13,7 @@ from ..core.activations import parsed
 from ..runtime import batch_norm as kernels
 from ..runtime.batch_norm import Statistics
 from .again import is_plain_gradient, is_transformed, is_unwatched
-from .ops import whole
+from .operators import whole
 
 
 def normalised(norm: Any, x: Tensor, residual: Tensor | None,

@@ -14,7 +14,7 @@ from ..runtime import excitation as kernels
 from ..runtime import pools
 from ..runtime.pointwise import pointwise
 from .again import is_plain_gradient, is_transformed, is_unwatched
-from .ops import whole
+from .operators import whole
 
 
 def scaled(a: Any, b: Any) -> Tensor | None:

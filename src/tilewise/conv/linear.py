@@ -20,7 +20,8 @@ from ..kernels.activations import joined
 from ..runtime.executable import Executable
 from ..runtime.weights import made
 from .calls import KERNEL, Call, check_slope, gate
-from .ops import ENGINE, then
+from .ops import then
+from .running import ENGINE
 
 FEW = 16  # rows for which a weight is streamed
 

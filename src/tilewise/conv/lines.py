@@ -66,6 +66,14 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
                   algorithm=algorithm, max_error=max_error).squeeze(2)
 
 
+def in_planes(signal: Tensor) -> Tensor:
+    """As torch lays signals, also where a size of one would allow other strides."""
+    plain = signal.contiguous()
+    if plain.numel() == 0 or plain.stride()[-2:] == (plain.shape[-1], 1):
+        return plain
+    return plain.view(-1).view(plain.shape)
+
+
 def as_images(call: Call) -> Call:
     """The same call of images of one row."""
     residual = None if call.residual is None else call.residual.unsqueeze(2)

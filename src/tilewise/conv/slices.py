@@ -29,7 +29,7 @@ from ..runtime.turning import laid_out
 from ..runtime.weights import prepared_taps
 from .calls import Call
 from .devices import target_of
-from .ops import ENGINE
+from .running import ENGINE
 
 PYTHON = 5e-5  # seconds around a call
 MARGIN, THIN = 0.9, 2.0  # of torch's estimate that ours may take; it is too low for Tx1x1 taps

@@ -34,8 +34,10 @@ from .calls import (
 )
 from .devices import target_of
 from .lines import as_image
-from .ops import ENGINE, as_operator, then
+from .operators import as_operator
+from .ops import then
 from .options import numbers, options_of
+from .running import ENGINE
 
 
 class Transposed(NamedTuple):

@@ -11,6 +11,7 @@ from ..core.plan import Plan
 from ..runtime.weights import Norm, folded_transposed
 from . import transposed, transposed_volumes
 from .calls import KERNEL, Call, gate
+from .lines import in_planes
 from .ops import then
 from .transposed import Transposed, conv_transpose1d, conv_transpose2d, plan_of
 from .transposed_volumes import conv_transpose3d, volume_of
@@ -43,7 +44,7 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Nor
 
 def _lines(*args: Any, **options: Any) -> Tensor:
     """As models expect signals: contiguous."""
-    return conv_transpose1d(*args, **options).contiguous()
+    return in_planes(conv_transpose1d(*args, **options))
 
 
 def plans_of(call: Transposed) -> list[Plan]:

@@ -19,7 +19,7 @@ from ..kernels import precision
 from .again import form
 from .calls import KERNEL, Call, check_tensors, gate, is_channels_last
 from .devices import target_of
-from .ops import ENGINE
+from .running import ENGINE
 from .slices import Spread, Volume, by_taps, planes
 from .transposed import Transposed, by_torch, call_of, check, is_gradient, result_shape
 

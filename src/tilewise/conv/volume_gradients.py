@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from .calls import Call
 from .devices import target_of
 from .gradients import by_engine
-from .ops import ENGINE
+from .running import ENGINE
 from .slices import Depth, depth_of, images_of, slices, volume_of
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]

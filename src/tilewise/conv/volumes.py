@@ -26,8 +26,10 @@ from .calls import (
     gate,
     is_channels_last,
 )
-from .ops import ENGINE, as_operator, then
+from .operators import as_operator
+from .ops import then
 from .options import options_of, output_shape
+from .running import ENGINE
 from .slices import planes, volume_of
 from .volume_gradients import by_slices, by_torch
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..conv.calls import wants_gradient
 from ..conv.checks import kind_of
-from ..conv.ops import _LIBRARY
+from ..conv.operators import LIBRARY
 from ..core.borders import CONSTANT, sources
 from ..core.errors import InvalidProblem
 from .arrays import is_interleaved, is_planar, needed, on_arrays
@@ -173,10 +173,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return dimage, dkernel, *[None] * 5
 
 
-_LIBRARY.define("filter2d(Tensor image, Tensor kernel, str border, float value, int[] anchor, "
+LIBRARY.define("filter2d(Tensor image, Tensor kernel, str border, float value, int[] anchor, "
                 "ScalarType? dtype, str? algorithm) -> Tensor")
-_LIBRARY.impl("filter2d", _filter2d, "CompositeExplicitAutograd")
-torch.library.register_fake("tilewise::filter2d", _fake, lib=_LIBRARY)
+LIBRARY.impl("filter2d", _filter2d, "CompositeExplicitAutograd")
+torch.library.register_fake("tilewise::filter2d", _fake, lib=LIBRARY)
 torch.library.register_autograd("tilewise::filter2d", _backward, setup_context=_save,
-                                lib=_LIBRARY)
+                                lib=LIBRARY)
 _OP = torch.ops.tilewise.filter2d.default

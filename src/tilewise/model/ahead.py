@@ -17,8 +17,8 @@ from ..conv.again import is_transformed, is_unwatched
 from ..conv.axes import plans_of, shape_of
 from ..conv.calls import Call
 from ..conv.linear import Linear, plan_of
-from ..conv.ops import ENGINE
 from ..conv.options import options_of
+from ..conv.running import ENGINE
 from ..conv.transposed import call_of
 from ..conv.transposed_axes import plans_of as plans_of_transposed
 from ..conv.transposed_axes import shape_of as shape_of_transposed

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from ..conv.again import PLAIN, is_transformed
 from ..conv.checks import CannotScript
-from ..conv.ops import ENGINE
+from ..conv.running import ENGINE
 from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.target import Target

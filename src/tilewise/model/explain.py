@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..conv.checks import arguments_of, check_bound, kind_of, module_advice
-from ..conv.ops import ENGINE
+from ..conv.running import ENGINE
 from ..core.errors import TilewiseError
 from ..core.plan import Plan
 from ..core.problem import Problem

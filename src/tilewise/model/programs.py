@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..conv.again import can_repeat, form, settings
-from ..conv.ops import ENGINE
+from ..conv.running import ENGINE
 from ..runtime.program import Program, Stale
 from ..runtime.stamps import ATTEMPTS, Stamps, dicts_count, of_dict, of_tensors
 from .binding import Binder, NotNow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from .effects import name_of
+from .effects import is_random, name_of
 from .layout import SIGNAL, Inside, enter
 
 VIEWS = {"chunk", "split", "getitem", "narrow", "exactly"}  # the same values, however they lie
@@ -23,7 +23,7 @@ def turn_signals(inside: Inside) -> None:
         if not inside.is_block(node):
             if _takes_any(inside, node) and any(arg in ours for arg in node.all_input_nodes):
                 ours.add(node)
-        elif inside.module_of(node).axes == 1:
+        elif _is_of_signals(inside, node):
             stays = node in unseen
             if node.args[0] not in lying and (stays or node.args[0] in ours):
                 _enter(inside.graph, node)
@@ -37,14 +37,21 @@ def _unseen(inside: Inside) -> set[fx.Node]:
     """Values of which nothing but blocks and operations that take any layout are made."""
     unseen: set[fx.Node] = set()
     for node in reversed(inside.graph.nodes):
-        if all(inside.is_block(user) or (_takes_any(inside, user) and user in unseen)
+        if all(_is_of_signals(inside, user) or (_takes_any(inside, user) and user in unseen)
                for user in node.users):
             unseen.add(node)
     return unseen
 
 
 def _takes_any(inside: Inside, node: fx.Node) -> bool:
-    return inside.keeps(node) or name_of(node) in VIEWS
+    """Whether an operation gives the same values however its operands lie."""
+    return not is_random(node, inside.module_of(node)) and (
+        inside.keeps(node) or name_of(node) in VIEWS)
+
+
+def _is_of_signals(inside: Inside, node: fx.Node) -> bool:
+    """Whether it is a convolution of ours of one axis: those of others keep the layout."""
+    return inside.is_block(node) and inside.module_of(node).axes == 1
 
 
 def _enter(graph: fx.Graph, block: fx.Node) -> None:

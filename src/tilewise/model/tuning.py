@@ -13,7 +13,7 @@ from torch import nn
 
 from ..conv.checks import arguments_of, check_module
 from ..conv.linear import Linear, is_planned
-from ..conv.ops import ENGINE
+from ..conv.running import ENGINE
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.progress import Tell, silent

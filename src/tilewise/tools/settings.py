@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..conv.ops import ENGINE
+from ..conv.running import ENGINE
 from ..core.target import Target
 from ..kernels.cpu.emit.launch import KERNELS
 from ..kernels.cpu.memory import POOL

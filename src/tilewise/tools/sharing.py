@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..conv.ops import ENGINE
+from ..conv.running import ENGINE
 from ..core.errors import TilewiseError
 from ..core.plan import Plan
 from ..core.problem import Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-from ..conv.ops import ENGINE
+from ..conv.running import ENGINE
 from ..planner.wisdom import Wisdom, default_path
 
 

@@ -1,0 +1,57 @@
+"""Calls by the engine: found under a key, built at the first call, run with prepared weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..algorithms import ALGORITHMS
+from ..kernels import precision
+from ..kernels.activations import joined
+from ..runtime.engine import Engine
+from ..runtime.executable import Executable
+from ..runtime.weights import Norm, prepared, prepared_with_norm
+from .again import form
+from .calls import Call, problem_of
+from .devices import target_of
+
+ENGINE = Engine(ALGORITHMS)
+
+
+def executable_of(call: Call, mask: bool = False) -> Executable:
+    x, weight, bias, residual, stride, padding, dilation, *rest, max_error, slope = call
+    key = (form(x), form(weight), bias is None or bias.dtype, slope is None or slope.dtype,
+           residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
+           *rest, torch.get_num_threads(), x.device,
+           precision.asked() if max_error is None else max_error, mask)
+    executable = ENGINE.executables.get(key)
+    if executable is None:
+        plan = ENGINE.plan(problem_of(call, mask), target_of(x), algorithm=call.algorithm,
+                           max_error=max_error)
+        executable = ENGINE.executables.put(key, ENGINE.build(plan))
+    return executable
+
+
+def run(call: Call) -> Tensor:
+    executable = executable_of(call)
+    ENGINE.tell(executable.plan)
+    return executable(call.x, prepared(call.weight, executable).value,
+                      joined(call.bias, call.slope, call.weight.shape[0]), call.residual)
+
+
+def run_norm(call: Call, norm: Norm) -> Tensor:
+    executable = executable_of(call._replace(bias=norm[0]))  # a bias there will be
+    ENGINE.tell(executable.plan)
+    weight, bias = prepared_with_norm(call.weight, call.bias, norm, executable).value
+    return executable(call.x, weight, joined(bias, call.slope, call.weight.shape[0]),
+                      call.residual)
+
+
+def run_masked(call: Call) -> tuple[Tensor, Tensor]:
+    """The result, and which values before ReLU and pooling a gradient passes."""
+    executable = executable_of(call, mask=True)
+    ENGINE.tell(executable.plan)
+    y, mask = executable.masked(call.x, prepared(call.weight, executable).value, call.bias,
+                                call.residual)
+    assert mask is not None
+    return y, mask
