@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,10 +18,11 @@ from support.harness import in_process, sample
 from support.image_cases import FILTERS, Seen, cases, check, is_wrong_in_scipy, released
 
 import tilewise
-from tilewise import image
+from tilewise import filter2d, image
 from tilewise.core import InvalidProblem, TilewiseError
 from tilewise.core.isa import available
 from tilewise.image import elsewhere
+from tilewise.image.arrays import ENGINE
 
 ndimage = pytest.importorskip("scipy").ndimage
 ROWS = [row.name for row in available() if row.name != "amx"]
@@ -273,3 +275,62 @@ def test_explain_tells_every_pass_and_every_method():
 
 def test_the_module_is_part_of_the_package():
     assert tilewise.image is image
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_where_it_is_covered(value):
+    """Also where a transform of the whole image would be faster."""
+    x, kernel = DATA.normal(size=(200, 210)).astype(np.float32), DATA.normal(size=(61, 61))
+    plan = image.explain(image.correlate, x, kernel)
+    assert "filter_fft" in str(plan)
+    for algorithm in (None, "filter_fft"):
+        x[100, 90] = 0
+        whole = filter2d(x, kernel, algorithm=algorithm)
+        x[100, 90] = value
+        found = filter2d(x, kernel, algorithm=algorithm)
+        covered = np.zeros(x.shape, bool)
+        covered[70:131, 60:121] = True
+        assert np.isfinite(found[~covered]).all()
+        assert not np.isfinite(found[covered]).any()
+        np.testing.assert_allclose(found[~covered], whole[~covered], atol=1e-3)
+
+
+def test_borders_for_each_derivative():
+    """scipy gives the i-th to the i-th derivative, along all axes."""
+    x, modes = DATA.normal(size=(20, 24)), ("reflect", "wrap")
+    for ours, theirs in ((image.gaussian_laplace, ndimage.gaussian_laplace),
+                         (image.gaussian_gradient_magnitude, ndimage.gaussian_gradient_magnitude)):
+        np.testing.assert_array_equal(ours(x, 1.0, mode=modes), theirs(x, 1.0, mode=modes))
+
+
+def test_nan_is_no_argument_of_scipy():
+    whole = DATA.integers(0, 99, (9, 9))
+    np.testing.assert_array_equal(image.gaussian(whole, 1, nan="keep"),
+                                  ndimage.gaussian_filter(whole, 1))
+    with pytest.raises(TilewiseError, match="astype"):
+        image.uniform(np.ones((9, 9), np.float16), 3, nan="omit")
+    holes = np.full((40, 40), np.nan)
+    holes[:, :5] = 5.0
+    assert set(image.gaussian(holes, 1, output=np.uint8, nan="omit")[0, :8]) == {5}
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda x: image.median(x, 2.7), "size is 2.7, needs an integer"),
+    (lambda x: image.median(x, -3), "size is -3, needs at least 1"),
+    (lambda x: image.rank(x, 1.5, 3), "rank is 1.5, needs an integer"),
+    (lambda x: image.gaussian(x, 1, radius=2.5), "radius is 2.5, needs an integer"),
+    (lambda x: image.gaussian(x, np.inf), "sigma is inf, needs a finite number"),
+    (lambda x: image.gaussian(x, 1, 1.5), "order is 1.5, needs an integer"),
+    (lambda x: image.sobel(x, (0, 1)), "needs an integer"),
+    (lambda x: image.unsharp_mask(x, channel_axis=7), "needs different ones of the image's 2")])
+def test_arguments_that_are_not_rounded(call, message):
+    with pytest.raises(TilewiseError, match=re.escape(message)):
+        call(np.ones((9, 9), np.float32))
+
+
+def test_large_kernels_are_not_kept():
+    """By calls: what was prepared is, within its limit."""
+    x, kernel = np.zeros((16, 16), np.float32), DATA.normal(size=(301, 301))
+    image.correlate(x, kernel)
+    keys = [key for key, _ in ENGINE.calls.items()]
+    assert max(len(part) for key in keys for part in key if isinstance(part, bytes)) <= 4096

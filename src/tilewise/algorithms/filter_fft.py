@@ -31,6 +31,7 @@ class FilterFft(Algorithm):
 
     name = "filter_fft"
     version = 1
+    spreads = True
     takes = "tensors"
     exact_on_integers = False
     forms = frozenset({"sum"})

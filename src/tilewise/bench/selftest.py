@@ -76,7 +76,8 @@ def _try(algorithm: Algorithm, t: Target, problems: int, end: float, found: Outc
             except Exception as problem:  # also of a compiler that does not know the machine
                 found.wrong.append(f"{algorithm.name}: {q} {s_.to_json()}: {problem}")
             ran += 1
-    found.ran[algorithm.name] = ran
+    if ran:
+        found.ran[algorithm.name] = ran
 
 
 def _accepted(algorithm: Algorithm, t: Target, rng: random.Random) -> Problem | None:

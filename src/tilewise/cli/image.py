@@ -45,11 +45,18 @@ def _call(name: str, size: int, sigma: float) -> Any:
     from .. import image as filters
 
     if name == "unsharp_mask":
-        return lambda pixels: (255 * filters.unsharp_mask(
-            pixels, sigma, channel_axis=2 if pixels.ndim > 2 else None)).round().astype("uint8")
+        return lambda pixels: _integers(filters.unsharp_mask(
+            pixels, sigma, channel_axis=2 if pixels.ndim > 2 else None), pixels.dtype)
     function = getattr(filters, name)
     argument = {"size": size} if FILTERS[name] == "size" else {"sigma": sigma}
     return lambda pixels: function(pixels, **argument, axes=(0, 1))
+
+
+def _integers(shares: Any, dtype: Any) -> Any:
+    """Values from 0 to 1 as those of a picture."""
+    import numpy as np
+
+    return (np.iinfo(dtype).max * shares).round().astype(dtype)
 
 
 def _pillow() -> Any:
@@ -62,15 +69,29 @@ def _pillow() -> Any:
 
 
 def _read(path: Path) -> Any:
-    """(H, W) or (H, W, C) of uint8."""
+    """(H, W) or (H, W, C) of uint8, or (H, W) of uint16."""
     import numpy as np
 
     try:
         with _pillow().open(path) as picture:
-            plain = picture if picture.mode in ("L", "RGB", "RGBA") else picture.convert("RGB")
-            return np.array(plain)
+            from PIL import ImageOps
+
+            upright = ImageOps.exif_transpose(picture)  # as a camera says
+            return np.array(upright.convert(_mode(path, upright)))
     except (OSError, ValueError) as trouble:
         raise TilewiseError(f"{path} cannot be read as an image: {trouble}") from trouble
+
+
+def _mode(path: Path, picture: Any) -> str:
+    """Pillow's name for what the pixels are to be: nothing that they show is lost."""
+    if picture.mode in ("L", "RGB", "RGBA", "I;16"):
+        return str(picture.mode)
+    if picture.mode in ("I", "F", "I;16B"):
+        raise TilewiseError(f"{path} has pixels of mode {picture.mode}, needs 8 bits a colour or "
+                            "16 bits of grey: read it with NumPy and call tilewise.image")
+    if picture.mode in ("LA", "PA") or "transparency" in picture.info:
+        return "RGBA"
+    return "L" if picture.mode == "1" else "RGB"
 
 
 def _write(path: Path, pixels: Any) -> None:
@@ -78,4 +99,4 @@ def _write(path: Path, pixels: Any) -> None:
         _pillow().fromarray(pixels).save(path)
     except (OSError, ValueError) as trouble:
         raise TilewiseError(f"{path} cannot be written: {trouble}; needs a directory that exists "
-                            "and an ending such as .png") from trouble
+                            "and an ending that takes such pixels: .png does") from trouble

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +30,18 @@ def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
     if wrong:
         raise InvalidProblem(f"axes is {axes}, needs different ones of the image's {ndim}")
     return found
+
+
+def whole(value: Any, name: str) -> int:
+    """A number without a point.
+
+    >>> whole(np.int16(3), "size")
+    3
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidProblem(f"{name} is {value!r}, needs an integer") from None
 
 
 def for_each(value: Any, count: int, name: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ from ..conv.checks import kind_of
 from ..core.errors import InvalidProblem
 from ..core.filter import WIDE, Filter
 from ..core.target import Target
-from ..runtime.filters import NAMES, FilterCall, FilterEngine, FilterExecutable, View, empty
+from ..runtime.filters import (
+    NAMES,
+    FilterCall,
+    FilterEngine,
+    FilterExecutable,
+    View,
+    empty,
+    token,
+)
 
 ENGINE = FilterEngine(FILTERS)
 # what to do about an image of a type that is refused
@@ -32,7 +41,7 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
         image = image.view(np.uint8)
     anchor = anchor if anchor is None else tuple(anchor)
     key = (image.shape, image.strides, image.dtype, _signature(out), kernel.shape,
-           kernel.tobytes(), border, anchor, flip, dtype, algorithm, form, order,
+           token(kernel), border, anchor, flip, dtype, algorithm, form, order,
            torch.get_num_threads())
     call = ENGINE.calls.get(key)
     if call is None:
@@ -45,9 +54,18 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
     x = as_batch(image)
     y = output_like(x, call.dtype) if out is None else as_batch(out)
     if call.run is not None:
+        if call.run.algorithm.spreads and not _is_finite(x, border, value):
+            return on_arrays(image, kernel, border, value, anchor, flip, out, dtype,
+                             "filter_direct", form, order)
         ENGINE.tell(call.run.plan)
         call.run(x, y, call.kernel, value)
     return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
+
+
+def _is_finite(x: Any, border: str, value: float) -> bool:
+    """Whether a method that spreads infinities and NaN finds none."""
+    return (border != "constant" or math.isfinite(value)) and (
+        x.dtype.kind != "f" or bool(np.isfinite(x).all()))
 
 
 def _signature(out: Any) -> object:

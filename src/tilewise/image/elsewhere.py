@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import NoAlgorithm, NotInstalled
+from ..core.errors import InvalidProblem, NoAlgorithm, NotInstalled
 from .windows import NotNative
 
 Filter = Callable[..., Any]
@@ -20,11 +20,19 @@ def or_scipy(name: str) -> Callable[[Filter], Filter]:
             try:
                 return native(*args, **options)
             except (NotNative, NoAlgorithm) as reason:
-                return _by_scipy(name, reason)(*args, **options)
+                return _by_scipy(name, reason)(*args, **_known_to_scipy(options, reason))
 
         return called
 
     return around
+
+
+def _known_to_scipy(options: dict[str, Any], reason: Exception) -> dict[str, Any]:
+    """All but ours: what is not native has no NaN, or must say so."""
+    if options.get("nan", "keep") == "omit":
+        raise InvalidProblem(f"{reason}; nan='omit' needs an image and a result of float32 or "
+                             "float64: image.astype(np.float32)") from None
+    return {name: value for name, value in options.items() if name != "nan"}
 
 
 def _by_scipy(name: str, reason: Exception) -> Filter:

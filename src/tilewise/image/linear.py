@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InvalidProblem
-from .arguments import anchors_of, axes_of, border_of, for_each, kept, mirrored, output_for
+from .arguments import anchors_of, axes_of, border_of, for_each, kept, mirrored, output_for, whole
 from .elsewhere import or_scipy
 from .windows import NotNative, Window, check_types, in_turn, is_whole
 
@@ -85,7 +85,7 @@ def uniform(input: Any, size: Any = 3, output: Any = None, mode: Any = "reflect"
 @lru_cache(maxsize=256)
 def _boxes(ndim: int, axes: Any, size: Any, mode: Any, origin: Any) -> tuple[Line, ...]:
     axes = axes_of(axes, ndim)
-    sizes = [int(one) for one in for_each(size, len(axes), "size")]
+    sizes = [whole(one, "size") for one in for_each(size, len(axes), "size")]
     if min(sizes, default=1) < 1:
         raise InvalidProblem(f"size is {size}, needs at least 1")
     anchors = anchors_of(for_each(origin, len(axes), "origin"), sizes)
@@ -141,9 +141,10 @@ def gaussian_laplace(input: Any, sigma: Any, output: Any = None, mode: Any = "re
     image = np.asarray(input)
     axes = axes_of(axes, image.ndim)
     sigma, mode, truncate, radius = map(kept, (sigma, mode, truncate, radius))
+    borders = for_each(mode, len(axes), "mode")  # one for each derivative, along all axes
     return _added(image, output, cval,
                   [_bells(image.ndim, axes, sigma, tuple(2 * (axis == along) for axis in axes),
-                          mode, truncate, radius) for along in axes])
+                          border, truncate, radius) for along, border in zip(axes, borders)])
 
 
 @or_scipy("gaussian_gradient_magnitude")
@@ -155,9 +156,9 @@ def gaussian_gradient_magnitude(input: Any, sigma: Any, output: Any = None, mode
     out = output_for(output, image)
     axes = axes_of(axes, image.ndim)
     total: Any = 0
-    for along in axes:
+    for along, border in zip(axes, for_each(mode, len(axes), "mode")):
         orders = [int(axis == along) for axis in axes]
-        slope = gaussian(image, sigma, orders, out.dtype, mode, cval, truncate, radius=radius,
+        slope = gaussian(image, sigma, orders, out.dtype, border, cval, truncate, radius=radius,
                          axes=axes)
         total = np.multiply(slope, slope, slope) if along == axes[0] else np.add(
             total, np.multiply(slope, slope, slope), total)
@@ -191,13 +192,16 @@ def _bells(ndim: int, axes: Any, sigma: Any, order: Any, mode: Any, truncate: fl
     axes = axes_of(axes, ndim)
     given = zip(axes, *(for_each(value, len(axes), name) for value, name in (
         (sigma, "sigma"), (order, "order"), (mode, "mode"), (radius, "radius"))))
-    return tuple(_bell(axis, float(width), int(degree), border_of(border), truncate, reach)
+    return tuple(_bell(axis, float(width), whole(degree, "order"), border_of(border), truncate,
+                       reach)
                  for axis, width, degree, border, reach in given if width > 1e-15)
 
 
 def _bell(axis: int, sigma: float, order: int, border: str, truncate: float,
           radius: Any) -> Line:
-    reach = int(truncate * sigma + 0.5) if radius is None else int(radius)
+    if not np.isfinite(sigma):
+        raise InvalidProblem(f"sigma is {sigma}, needs a finite number")
+    reach = int(truncate * sigma + 0.5) if radius is None else whole(radius, "radius")
     if reach < 0 or order < 0:
         raise InvalidProblem(f"radius is {reach} and order is {order}, neither may be negative")
     return Line(axis, bell(sigma, order, reach)[::-1], reach, border)
@@ -225,7 +229,7 @@ def _slope(input: Any, axis: int, output: Any, mode: Any, cval: float,
 
 @lru_cache(maxsize=64)
 def _slopes(ndim: int, axis: int, mode: Any, across: tuple[float, ...]) -> Lines:
-    along = axes_of(axis, ndim)[0]
+    along = axes_of(whole(axis, "axis"), ndim)[0]
     borders = [border_of(one) for one in for_each(mode, ndim, "mode")]
     return (Line(along, np.array([-1.0, 0.0, 1.0]), 1, borders[along]),
             *(Line(other, np.array(across), 1, borders[other]) for other in range(ndim)
@@ -295,7 +299,8 @@ def _of_numbers(nan: str, image: Any, output: Any, cval: float, lines: Lines) ->
     total = _along_lines(np.where(missing, 0, image).astype(kind), None, float(np.nan_to_num(cval)),
                          lines)
     with np.errstate(invalid="ignore"):
-        out[...] = np.divide(total, weights, total)
+        mean = np.divide(total, weights, total)
+        out[...] = mean if out.dtype.kind == "f" else np.rint(mean)
     return out
 
 

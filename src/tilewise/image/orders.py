@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InvalidProblem
-from .arguments import anchors_of, axes_of, border_of, for_each, kept, mirrored, output_for
+from .arguments import anchors_of, axes_of, border_of, for_each, kept, mirrored, output_for, whole
 from .elsewhere import or_scipy
 from .windows import NotNative, Window, check_types, in_turn
 
 # places in the order of so many values
 PLACES: dict[str, Callable[[int, Any], int]] = {
     "middle": lambda count, _: count // 2,
-    "place": lambda count, rank: int(rank) + count * (rank < 0),
+    "place": lambda count, rank: whole(rank, "rank") + count * (rank < 0),
     "percent": lambda count, share: min(count - 1, int(float(count) * share / 100.0)),
 }
 
@@ -120,7 +120,10 @@ def _footprint(size: Any, footprint: Any, count: int) -> Any:
     if footprint is None and size is None:
         raise InvalidProblem("neither size nor footprint is given, needs one of them")
     if footprint is None:
-        taps = np.ones([int(one) for one in for_each(size, count, "size")], bool)
+        sizes = [whole(one, "size") for one in for_each(size, count, "size")]
+        if min(sizes, default=1) < 0:
+            raise InvalidProblem(f"size is {size}, needs at least 1")
+        taps = np.ones(sizes, bool)
     else:
         taps = np.asarray(footprint, bool)
     if taps.ndim != count or not taps.any():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InvalidProblem
+from .arguments import axes_of, whole
 from .linear import gaussian
 
 
@@ -24,8 +25,9 @@ def unsharp_mask(image: Any, radius: Any = 1.0, amount: float = 1.0,
     floats = given if given.dtype in (np.float32, np.float64) else given.astype(np.float64)
     if given.dtype.kind != "f" and not preserve_range:
         floats /= _white(given.dtype)
-    axes = None if channel_axis is None else [axis for axis in range(given.ndim)
-                                              if axis != channel_axis % given.ndim]
+    colours = () if channel_axis is None else axes_of(whole(channel_axis, "channel_axis"),
+                                                      given.ndim)
+    axes = [axis for axis in range(given.ndim) if axis not in colours]
     result = gaussian(floats, radius, axes=axes)
     np.subtract(floats, result, result)
     result *= amount

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -98,7 +97,6 @@ def _constant(window: Window, dtype: Any) -> float:
     return float(int(value))
 
 
-@lru_cache(maxsize=256)
 def _on_a_plane(window: Window, columns: int) -> tuple[int, int, Any, tuple[int, int]]:
     """Two axes as rows and columns, the kernel and the anchor over these two."""
     used = [i for i, size in enumerate(window.kernel.shape) if size > 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -144,6 +145,12 @@ def _bits(value: float) -> int:
     return int(struct.unpack("q", struct.pack("d", value))[0])
 
 
+def token(kernel: Any) -> bytes:
+    """What stands for a kernel's values in keys; caches do not keep large ones."""
+    values: bytes = kernel.tobytes()
+    return values if len(values) <= OVERHEAD else hashlib.blake2b(values, digest_size=32).digest()
+
+
 def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     """An uninitialised array; large ones from the pool, which spares their page faults."""
     size = int(np.prod(shape)) * dtype.itemsize
@@ -183,5 +190,5 @@ class FilterEngine(Engine):
         """The rank of a kernel's values; 0 for those too small to gain by it."""
         if min(kernel.shape) < LOOK_FOR_RANK:
             return 0
-        key = (work, kernel.shape, kernel.tobytes())
+        key = (work, kernel.shape, token(kernel))
         return self._ranks.get(key) or self._ranks.put(key, rank_of(kernel, work))
