@@ -120,18 +120,21 @@ def volume(side: int) -> None:
 
 
 def equal(count: int, first: int, path: Path | None) -> None:
-    """Random calls of the tests' kind against scipy, in as many parts as there are hundreds."""
+    """Random calls of the tests' kind against scipy, 250 a seed; the first that differs ends it."""
     sys.path[:0] = [str(Path(__file__).parents[1] / "tests"),
                     str(Path(__file__).parents[1] / "tests" / "image")]
     from test_image_filters import run_cases
 
-    for number in range(first, first + count // 250):
+    compared = 0
+    for number in range(first, first + -(-count // 250)):
         seen = run_cases(number, 250)
         row = {"seed": number, "calls": sum(map(sum, (seen["native"].values(),
                                                       seen["elsewhere"].values()))),
                "native": sum(seen["native"].values()), "differences": 0}
+        compared += row["calls"]
         if path:
             save("images-equal", [row], path)
+    print(f"{compared} calls, all within the bound")
 
 
 def save(kind: str, rows: list[dict], path: Path) -> None:
