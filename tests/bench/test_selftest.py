@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,14 @@ from tilewise.kernels.cpu.emit import launch
 
 FEW = 12
 NEED_MATRIX = ("cpu_phases_bf16x3", "cpu_phases_bf16x1")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Commands set torch's number of threads for the process."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("row", [isa.name for isa in available()])

@@ -184,4 +184,4 @@ def test_llvm_is_seen_by_the_substrate_alone() -> None:
 
 def test_there_is_one_engine_for_problems() -> None:
     made = [path.name for path in PACKAGE.rglob("*.py") if "= Engine(" in path.read_text()]
-    assert made == ["ops.py"]
+    assert made == ["running.py"]

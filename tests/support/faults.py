@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tilewise.kernels.cpu.emit import launch
+from tilewise.kernels.cpu.prepare import direct
 
 from .guarded import Mismatch
 from .harness import in_process
@@ -45,6 +46,7 @@ def patched(apply: Patch) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as cache:
         patch.setenv("TILEWISE_CACHE_DIR", cache)
         launch.KERNELS.clear()
+        direct.PACKERS.clear()
         apply(patch)
         yield
 

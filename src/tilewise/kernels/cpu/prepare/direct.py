@@ -120,7 +120,7 @@ def is_loaded(isa: Isa) -> bool:
     return launch.is_loaded(request_of(isa))
 
 
-_packers = Remembered(lambda isa, *words: launch.launch_of(request_of(isa), words))
+PACKERS = Remembered(lambda isa, *words: launch.launch_of(request_of(isa), words))
 
 
 def prepare(g: Geometry, t: Target, weight: Any) -> Any:
@@ -135,7 +135,7 @@ def prepare(g: Geometry, t: Target, weight: Any) -> Any:
                else p.group_k * weight.stride(0))
     panels = memory.empty(slices, g.panel_floats)
     strides = torch.tensor((between, *weight.stride()))
-    pack = _packers[t.row, slices, p.group_k, g.slice_c, p.r, p.s, s.split, s.vectors, g.k_vectors]
+    pack = PACKERS[t.row, slices, p.group_k, g.slice_c, p.r, p.s, s.split, s.vectors, g.k_vectors]
     pack(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0, 1,
          t.threads if panels.nbytes > FEW else 1)
     return panels
