@@ -86,7 +86,7 @@ def test_a_grid_is_written_and_read() -> None:
     assert Problem.parse(str(p)) == p
     assert p.result_shape == (1, 8, 20, 27)
     assert p.code != p.with_(grid=None).code
-    assert p.code == p.with_(grid=Grid(5, 3, 50, 30)).code  # rows are words of the frame
+    assert p.code == p.with_(grid=Grid(5, 7, 50, 70, 24)).code  # where, is in words of the frame
 
 
 @pytest.mark.parametrize("change", [{"direction": "backward_weight"}, {"layout": "nchw"},

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 from support.graphs import Net
-from support.guarded import PAGE, Region
+from support.guarded import GuardedMemory
 
 import tilewise
 from tilewise.kernels.cpu import memory
@@ -18,20 +18,6 @@ from tilewise.runtime import arena, program
 
 COUNT = 3000 if os.environ.get("TILEWISE_LONG") else 12
 CHUNKS = 4
-
-
-class Guarded:
-    """Memory for a program's call that ends, or begins, at a page that cannot be touched."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-
-    def empty(self, floats: int) -> torch.Tensor:
-        self.taken += 1
-        region = Region(max(1, -(-4 * floats // PAGE)))
-        region.floats.fill_(float("nan"))
-        start = region.floats.numel() - floats if self.taken % 2 and floats % 16 == 0 else 0
-        return region.floats[start:start + floats]
 
 
 def leaves(found):
@@ -61,7 +47,7 @@ def check(seed, monkeypatch):
         bound = programs_of(model)
         x = torch.randn(net.shape)
         with monkeypatch.context() as patch:
-            patch.setattr(program, "memory", Guarded())
+            patch.setattr(program, "memory", GuardedMemory())
             found = model(x)
         assert [a.shape for a in leaves(found)] == [b.shape for b in leaves(net(x))]
         limit = 1e-4 + 20 * off(net(x), exact(x.double()))
@@ -114,6 +100,6 @@ def test_faults_are_noticed(fault, monkeypatch):
 
 
 def test_the_pages_around_are_guarded():
-    given = Guarded().empty(16)
+    given = GuardedMemory().empty(16)
     assert given.isnan().all()
-    assert memory.empty is not Guarded.empty
+    assert memory.empty is not GuardedMemory.empty

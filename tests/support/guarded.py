@@ -125,3 +125,17 @@ def _check_memory(buffers: dict[str, Buffer], sources: dict[str, torch.Tensor]) 
 def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Also of what is NaN, because nobody may read it."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+class GuardedMemory:
+    """Memory for a program's call that ends, or begins, at a page that cannot be touched."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def empty(self, floats: int) -> torch.Tensor:
+        self.taken += 1
+        region = Region(max(1, -(-4 * floats // PAGE)))
+        region.floats.fill_(float("nan"))
+        start = region.floats.numel() - floats if self.taken % 2 and floats % 16 == 0 else 0
+        return region.floats[start:start + floats]

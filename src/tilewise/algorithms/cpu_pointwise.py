@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.algorithm import accumulation_error
 from ..core.cost import seconds
+from ..core.grid import Grid
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
@@ -30,7 +31,7 @@ class CpuPointwise(PanelAlgorithm):
         return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        reasons = cpu_f32_forward(p, t)
+        reasons = cpu_f32_forward(p, t, grid=_is_whole(p))
         if (p.r, p.s) != (1, 1):
             reasons.append(f"filter is {p.r}x{p.s}, needs 1x1")
         if any(p.padding):
@@ -76,10 +77,18 @@ class CpuPointwise(PanelAlgorithm):
                        weights=weights)
 
 
+def _is_whole(p: Problem) -> bool:
+    """Whether no row or column lies between those of the outputs."""
+    return p.grid is not None and (p.grid.down, p.grid.across, p.grid.w) == (1, 1, p.conv_w)
+
+
 @lru_cache(maxsize=256)
 def _in_a_row(p: Problem) -> Problem:
     """The same pixels as one long row, where no pixel is skipped."""
-    return p.with_(h=1, w=p.h * p.w) if p.stride == (1, 1) else p
+    if p.stride != (1, 1):
+        return p
+    grid = p.grid and Grid(1, 1, 1, p.grid.h * p.grid.w, p.grid.pitch)
+    return p.with_(h=1, w=p.h * p.w, grid=grid)
 
 
 @lru_cache(maxsize=4096)

@@ -24,7 +24,7 @@ _clock = count()
 
 
 class Again:
-    """again(sources, x, bias, residual, slope): the result, or None if something has changed.
+    """again(sources, x, bias, residual, slope, out): the result, or None if something has changed.
 
     Operands have the forms, and torch the settings, that they had then: see `Calls`. `sources` are
     the tensors that the weight was made from; with `folded`, the bias as well. The call holds on
@@ -36,7 +36,8 @@ class Again:
         self._executable, self._made = weakref.ref(executable), weakref.ref(made)
 
     def __call__(self, sources: Sequence[Tensor | None], x: Tensor, bias: Tensor | None,
-                 residual: Tensor | None, slope: Tensor | None = None) -> Tensor | None:
+                 residual: Tensor | None, slope: Tensor | None = None,
+                 out: Tensor | None = None) -> Tensor | None:
         executable, made = self._executable(), self._made()
         if executable is None or made is None or not made.is_of(sources):
             return None
@@ -44,7 +45,13 @@ class Again:
         weight, bias = made.value if self._folded else (made.value, bias)
         if slope is not None:
             bias = joined(bias, slope, executable.plan.problem.k)
-        return executable(x, weight, bias, residual)
+        return executable(x, weight, bias, residual, out)
+
+    @property
+    def is_among(self) -> bool:
+        """Whether its result may be given a place between other channels."""
+        executable = self._executable()
+        return executable is not None and executable.is_among
 
 
 class Calls:

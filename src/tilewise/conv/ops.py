@@ -115,8 +115,11 @@ def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: A
 
 def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                norm: Norm | None, options: Options, max_error: float | None,
-               slope: Tensor | None = None) -> Again | None:
-    """The call with all that it needs found; None where each has to be looked at anew."""
+               slope: Tensor | None = None, pitch: int = 0) -> Again | None:
+    """The call with all that it needs found; None where each has to be looked at anew.
+
+    With `pitch`, its result may be given a place between other channels, so many in all.
+    """
     others = () if norm is None else norm[:4]
     call = Call(x, weight, bias, residual, *options, None, max_error, slope)
     if (torch.is_grad_enabled() or x.dim() != 4 or gate(call, *others) != KERNEL
@@ -126,9 +129,10 @@ def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     check(x, weight, bias)
     check_slope(slope, call.activation, weight.shape[0])
     if norm is None:
-        executable = executable_of(call)
+        executable = executable_of(call, pitch=pitch)
         return Again(ENGINE, executable, prepared(weight, executable), False)
-    executable = executable_of(call._replace(bias=norm[0]))  # of the form that the bias will have
+    # of the form that the bias will have
+    executable = executable_of(call._replace(bias=norm[0]), pitch=pitch)
     return Again(ENGINE, executable, prepared_with_norm(weight, bias, norm, executable), True)
 
 

@@ -164,7 +164,7 @@ class Problem:
     @property
     def result_shape(self) -> tuple[int, int, int, int]:
         """Of what is computed: the output, or the gradient of the input or of the weight."""
-        whole = None if self.grid is None else self.grid[2:]
+        whole = None if self.grid is None else self.grid[2:4]
         return {"forward": (self.n, self.k, *(whole or (self.out_h, self.out_w))),
                 "backward_data": (self.n, self.c, *(whole or (self.h, self.w))),
                 "backward_weight": (self.k, self.group_c, self.r, self.s)}[self.direction]
@@ -235,7 +235,7 @@ class Problem:
         shape = f"c{self.c}k{self.k}r{self.r}s{self.s}u{self.stride[0]}x{self.stride[1]}"
         shape += f"d{self.dilation[0]}x{self.dilation[1]}g{self.groups}"
         padded = "_padded" if self.is_padded else ""
-        padded += f"_every{self.grid.across}" if self.grid else ""
+        padded += "_apart" if self.grid else ""
         return f"{shape}{padded}_{self.dtype}_{self.layout}_{self.direction}{self.epilogue}"
 
     @property
@@ -323,7 +323,7 @@ _GRAMMAR = re.compile(
     rf"(?:p(?P<p>{_SIDES}(?:x{_SIDES})?))?"
     r"(?:d(?P<d>\d+(?:x\d+)?))?(?:g(?P<g>\d+))?"
     r"_(?P<dtype>[a-z]+\d+)(?:_(?P<layout>nchw|nhwc))?_(?P<direction>forward|backward_data|"
-    r"backward_weight)(?:_grid(?P<grid>\d+x\d+of\d+x\d+))?(?P<epilogue>(?:\+\w+(?::[-.\w]+)*)*)"
+    r"backward_weight)(?:_grid(?P<grid>\d+x\d+of\d+x\d+(?:x\d+)?))?(?P<epilogue>(?:\+\w+(?::[-.\w]+)*)*)"
 )
 
 

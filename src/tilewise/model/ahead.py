@@ -100,7 +100,7 @@ def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor |
                 slope)
     if x.dtype == torch.float32:
         for plan in plans_of(call):
-            _ask(plan, found)
+            _ask(ENGINE.among(plan, conv.out_channels) if block.is_part else plan, found)
     return shape_of(call)
 
 

@@ -26,6 +26,7 @@ from .labels import Label, described
 from .layout import Drawn
 from .native import Native, function_of
 from .nn import Block
+from .placing import Form, Places
 from .structure import filled, hollow, leaves, tensors_in
 from .tuning import observed
 
@@ -43,8 +44,9 @@ class Binder:
 
     def __init__(self, graph: fx.Graph, steps: dict[str, Any],
                  tensors: dict[str, tuple[Any, str]],
-                 module_of: Callable[[fx.Node], Any]) -> None:
+                 module_of: Callable[[fx.Node], Any], places: Places | None = None) -> None:
         self._graph, self._modules, self._tensors = graph, steps, tensors
+        self._places, self.forms = places, dict[fx.Node, Form]()
         self._module_of, self._effects = module_of, Effects(graph, module_of)
         self._recorder, self._steps = Recorder(), list[Launch | Step]()
         self.labels: list[Label] = []  # of the steps
@@ -139,9 +141,19 @@ class Binder:
         self._recorder.begin()
         self._plans = []
         with telling(self._recorder), observed(self._plans.append):
-            value = call(*args, **kwargs)
+            value = self._in_place(node, call, args)
+            if value is None:
+                value = call(*args, **kwargs)
         self._tried(self._record, node, call, (args, kwargs), value)
+        if isinstance(value, Tensor):
+            self.forms[node] = Form(tuple(value.shape), value.stride(), value.dtype)
         return value
+
+    def _in_place(self, node: fx.Node, call: Any, args: tuple[Any, ...]) -> Tensor | None:
+        """What a node gives, where it is a part of something larger."""
+        if self._places is None or node not in self._places:
+            return None
+        return self._places.call(node, call, args)
 
     def _record(self, node: fx.Node, call: Callable[..., Any], args: Any, value: Any) -> None:
         """A node that ran, as steps of the program."""
@@ -157,6 +169,8 @@ class Binder:
         if not found:
             self._check_number(node, args)
         elif not self._is_recorded(node, found):
+            if self._places is not None and node in self._places:
+                raise Refused("a part of a concatenation is torch's")
             self._by_torch(node, call, found, value)
         else:
             self._append(self._recorder.launches)

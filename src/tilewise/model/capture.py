@@ -32,6 +32,7 @@ from .patterns import (
     arguments,
     is_quiet,
 )
+from .placing import mark
 from .programs import Programs
 from .signals import turn_signals
 from .tracer import Tracer, is_hooked
@@ -199,6 +200,8 @@ class Capture:
             inside.run()
         turn_signals(inside)
         lower(self)
+        if self.is_channels_last:
+            mark(self.graph, self.module_of)
 
     def _norm(self, chain: Chain) -> Any:
         return None if chain.norm is None else (

@@ -113,6 +113,22 @@ class Native(nn.Module):
         self.name, self._run, self._count, self._learn = name, run, count, learn
         self.original, self.parts = original, tuple(parts)
 
+    @property
+    def run(self) -> Callable[..., Any]:
+        return self._run
+
+    @property
+    def slices(self) -> bool:
+        """Whether it reads and writes slices of channels as well as whole images."""
+        return getattr(self._run, "slices", False)
+
+    def into(self, out: Tensor, *operands: Any) -> Tensor | None:
+        """The result in a slice of channels; None where that cannot be."""
+        if not can_repeat(*(x for x in operands if isinstance(x, Tensor))):
+            return None
+        found: Tensor | None = self._run(*operands[:self._count], out=out)
+        return found
+
     def owned(self) -> Native:
         """The same with modules of its own, around the same values."""
         known: dict[int, Any] = {}

@@ -16,6 +16,7 @@ from ..conv.ops import call_again, then
 from ..conv.options import options_of, output_shape
 from ..conv.transposed_axes import TRANSPOSED, normed
 from ..core.errors import TilewiseError
+from ..runtime.images import pitch_of
 from ..runtime.weights import Norm, fold, fold_transposed
 
 
@@ -110,6 +111,7 @@ class Block(nn.Module):
     """
 
     is_fresh = True  # its result shares memory with nothing
+    is_part = False  # whether its result is a part of a concatenation
 
     def __init__(self, conv: Any, norm: Any = None,
                  activation: str | None = None, pool: int = 1,
@@ -137,10 +139,22 @@ class Block(nn.Module):
         y = None if again is None else again(self._sources(), x, bias, residual, slope)
         return self._first(key, x, bias, residual, slope) if y is None else y
 
+    def into(self, out: Tensor, x: Tensor, slope: Tensor | None = None) -> Tensor | None:
+        """The same into a slice of channels; None where that cannot be."""
+        conv, norm = self._parts
+        bias = conv._parameters.get("bias") if norm is None else None
+        if self.axes != 2 or not can_repeat(x, bias, slope):
+            return None
+        again = self._remembered(x, None, slope, pitch_of(tuple(out.shape), out.stride()))
+        if again is None or not again.is_among:
+            return None
+        return again(self._sources(), x, bias, None, slope, out)
+
     def _first(self, key: object, x: Tensor, *operands: Tensor | None) -> Tensor:
         """A call that is not remembered, or not valid any more; the next can be repeated."""
         _, residual, slope = operands
-        again = self._remembered(x, residual, slope)
+        channels = self._parts[0].out_channels if self.is_part else 0
+        again = self._remembered(x, residual, slope, channels)
         if again is None or key != self._key(x, *operands):  # changed by another thread
             return self._anew(x, residual, slope)
         self._calls.keep(key, again)
@@ -169,8 +183,8 @@ class Block(nn.Module):
         return (self.activation, self.pool, self.max_error, stride, conv.padding,
                 conv.dilation, conv.groups, None if norm is None else (norm.training, norm.eps))
 
-    def _remembered(self, x: Tensor, residual: Tensor | None,
-                    slope: Tensor | None) -> Again | None:
+    def _remembered(self, x: Tensor, residual: Tensor | None, slope: Tensor | None,
+                    pitch: int) -> Again | None:
         conv, norm = self._parts
         if (norm is not None and norm.training) or (
                 residual is not None and not _same_shape(conv, x, residual)):
@@ -178,7 +192,8 @@ class Block(nn.Module):
         options = options_of(conv.stride, conv.padding, conv.dilation, conv.groups,
                              self.activation, self.pool, conv.weight.shape[2:])
         return call_again(x, conv.weight, conv.bias, residual,
-                          None if norm is None else _values(norm), options, self.max_error, slope)
+                          None if norm is None else _values(norm), options, self.max_error, slope,
+                          pitch)
 
     def _anew(self, x: Tensor, residual: Tensor | None, slope: Tensor | None,
               inside: bool = False) -> Tensor:

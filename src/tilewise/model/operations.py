@@ -39,6 +39,7 @@ class Row:
         turns: Whether, with these arguments, the result may lie otherwise than torch's would.
         activates: Whether it takes the step of an activation that follows, as `activation`.
         learn: As `run`, where a gradient is asked for.
+        slices: Whether `run` reads slices of channels, and writes to one that is given as `out`.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Row:
     turns: Callable[[dict[str, Any]], bool] = lambda given: False
     activates: bool = False
     learn: Callable[..., Tensor | None] | None = None
+    slices: bool = False
 
     def of_module(self, module: Any) -> dict[str, Any] | None:
         given = {name: getattr(module, name, default) for name, default in self.arguments.items()
@@ -90,9 +92,10 @@ def _vector_norm(x: Tensor, dim: Any, keepdim: Any, **order: Any) -> Tensor | No
 
 
 def _upsample(x: Tensor, size: Any, scale_factor: Any, mode: str,
-              align_corners: bool | None) -> Tensor | None:
-    run = volumes.upsample if x.dim() == 5 else resampling.upsample
-    return run(x, size, scale_factor, mode, align_corners)
+              align_corners: bool | None, out: Tensor | None = None) -> Tensor | None:
+    if x.dim() == 5:
+        return volumes.upsample(x, size, scale_factor, mode, align_corners) if out is None else None
+    return resampling.upsample(x, size, scale_factor, mode, align_corners, out=out)
 
 
 def _softmax(x: Tensor, dim: Any) -> Tensor | None:
@@ -117,12 +120,13 @@ AFFINE = ("weight", "bias")
 ROWS = (
     Row("max pool", pools.max_pool2d, (nn.MaxPool2d,), (F.max_pool2d, torch.max_pool2d),
         {"kernel_size": REQUIRED, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False,
-         "return_indices": False}, {"return_indices": False}),
+         "return_indices": False}, {"return_indices": False}, slices=True),
     Row("average pool", pools.avg_pool2d, (nn.AvgPool2d,), (F.avg_pool2d,),
         {"kernel_size": REQUIRED, "stride": None, "padding": 0, "ceil_mode": False,
-         "count_include_pad": True, "divisor_override": None}),
+         "count_include_pad": True, "divisor_override": None}, slices=True),
     Row("average pool", pools.adaptive_avg_pool2d, (nn.AdaptiveAvgPool2d,),
-        (F.adaptive_avg_pool2d,), {"output_size": REQUIRED}, learn=_learn_pool),
+        (F.adaptive_avg_pool2d,), {"output_size": REQUIRED}, learn=_learn_pool,
+        slices=True),
     Row("max pool", pools.adaptive_max_pool2d, (nn.AdaptiveMaxPool2d,), (F.adaptive_max_pool2d,),
         {"output_size": REQUIRED, "return_indices": False}, {"return_indices": False}),
     Row("max pool", volumes.max_pool3d, (nn.MaxPool3d,), (F.max_pool3d, torch.max_pool3d),
@@ -150,7 +154,7 @@ ROWS = (
     Row("upsample", _upsample, (nn.Upsample,), (F.interpolate,),
         {"size": None, "scale_factor": None, "mode": "nearest", "align_corners": None,
          "recompute_scale_factor": None, "antialias": False},
-        {"recompute_scale_factor": None, "antialias": False}),
+        {"recompute_scale_factor": None, "antialias": False}, slices=True),
     Row("layer norm", norms.layer_norm, (nn.LayerNorm,), (F.layer_norm,),
         {"normalized_shape": REQUIRED, "weight": None, "bias": None, "eps": 1e-5}, tensors=AFFINE),
     Row("group norm", norms.group_norm, (nn.GroupNorm,), (F.group_norm,),
@@ -200,7 +204,11 @@ class Run:
                  learns: bool = False) -> None:
         self._row, self._arguments, self._module, self._learns = row, arguments, module, learns
 
-    def __call__(self, x: Any, *others: Any) -> Tensor | None:
+    @property
+    def slices(self) -> bool:
+        return self._row.slices
+
+    def __call__(self, x: Any, *others: Any, out: Tensor | None = None) -> Tensor | None:
         if not isinstance(x, Tensor):
             return None
         if any(isinstance(value, Tensor) for value in self._plain(others)):
@@ -208,6 +216,8 @@ class Run:
         given = filled(self._arguments, others)
         if self._module is not None:
             given.update({name: getattr(self._module, name) for name in self._row.tensors})
+        if out is not None:
+            given = {**given, "out": out}
         run = self._row.learn if self._learns else self._row.run
         return None if run is None else run(x, **given)
 
@@ -221,12 +231,14 @@ class Run:
 class Cat:
     """cat(*parts) along an axis, if that is the channels'."""
 
+    slices = True  # it reads and writes them
+
     def __init__(self, axis: int) -> None:
         self._axis = axis
 
-    def __call__(self, *parts: Tensor) -> Tensor | None:
+    def __call__(self, *parts: Tensor, out: Tensor | None = None) -> Tensor | None:
         fits = all(x.dim() in (4, 5) and self._axis % x.dim() == 1 for x in parts)
-        return concatenated(parts) if fits else None
+        return concatenated(parts, out) if fits else None
 
 
 def asked(node: fx.Node, module: Any, activation: str | None = None) -> Asked | None:

@@ -14,9 +14,11 @@ from ..conv.running import ENGINE
 from ..runtime.program import Program, Stale
 from ..runtime.stamps import ATTEMPTS, Stamps, dicts_count, of_dict, of_tensors
 from .binding import Binder, NotNow
+from .placing import Places, slots
 from .structure import filled
 
 MOST = 16  # programs of one graph
+MORE = 1.05  # times as much memory as a program without places may take
 SEEN = "seen once"  # what comes once only is not worth a program
 
 
@@ -128,14 +130,35 @@ class Programs:
 
     def _bind(self, key: Hashable, tensors: Sequence[Tensor]) -> Sequence[Any]:
         """The call itself, recorded."""
-        capture = self._capture
-        binder = Binder(capture.graph, capture.steps, capture.tensors, capture.module_of)
-        results, program = binder.run(tensors)
+        binder, results, program = self._bound(tensors)
         if program is not None:
+            binder, results, program = self._with_places(tensors, binder, results, program)
             self._keep(key, Bound(program, binder))
         else:
             self._keep(key, SEEN if isinstance(binder.refused, NotNow) else str(binder.refused))
         return results
+
+
+    def _bound(self, tensors: Sequence[Tensor],
+               places: Places | None = None) -> tuple[Binder, Sequence[Any], Program | None]:
+        capture = self._capture
+        binder = Binder(capture.graph, capture.steps, capture.tensors, capture.module_of, places)
+        return binder, *binder.run(tensors)
+
+    def _with_places(self, tensors: Sequence[Tensor], binder: Binder, results: Sequence[Any],
+                     program: Program) -> tuple[Binder, Sequence[Any], Program]:
+        """The same with parts of concatenations in their places, unless that takes more memory.
+
+        It runs the graph once more, so that nothing in it may be unknown.
+        """
+        capture, before = self._capture, (binder, results, program)
+        found = slots(capture.graph, capture.module_of, binder.forms)
+        if not found or any(capture.module_of(node) is None for node in capture.graph.nodes
+                            if node.op == "call_module"):
+            return before
+        binder, results, other = self._bound(tensors, Places(found, binder.forms))
+        return before if other is None or other.bytes > MORE * program.bytes else (
+            binder, results, other)
 
 
 def _key(tensors: Sequence[Tensor]) -> Hashable:

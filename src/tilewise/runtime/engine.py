@@ -11,6 +11,7 @@ import torch
 
 from ..core.algorithm import Algorithm
 from ..core.errors import TilewiseError
+from ..core.grid import Grid
 from ..core.lru import Lru
 from ..core.plan import Plan
 from ..core.problem import Problem
@@ -80,6 +81,21 @@ class Engine:
         """The same for what came with something else."""
         if self.planner.wisdom.read(text, Path(origin)):
             self.executables.clear()
+
+    def among(self, plan: Plan, pitch: int) -> Plan:
+        """The same with results between other channels, `pitch` in all; as it is where that
+        cannot be."""
+        p, t, algorithm = plan.inner, plan.target, self.planner.algorithm(plan.algorithm)
+        tail = p.epilogue
+        if plan.before or plan.after or p.layout != "nhwc" or tail.residual or tail.pool > 1 or (
+                tail.mask or algorithm.takes == "tensors"):
+            return plan
+        inner = p.with_(grid=Grid(1, 1, p.out_h, p.out_w, pitch))
+        # such stores are of whole lines, which a slice of channels may not begin with
+        s = plan.schedule.with_(streaming=False) if "streaming" in plan.schedule else plan.schedule
+        if algorithm.reject(inner, t) or s not in algorithm.space(inner, t):
+            return plan
+        return replace(plan, inner=inner, schedule=s)
 
     def build(self, plan: Plan) -> Executable:
         return Executable(plan, self.planner.algorithm(plan.algorithm), self.unspread)

@@ -60,6 +60,11 @@ class Executable:
         self._weight_of = algorithm.weight_of(p, s)
         self.weight_key = _weight_key(algorithm.name, t.isa, *self._weight_of, plan.mirrors)
 
+    @property
+    def is_among(self) -> bool:
+        """Whether its results may lie between other channels."""
+        return self.plan.inner.grid is not None and self.plan.problem.grid is None
+
     def prepare(self, weight: Tensor) -> Any:
         """The weight as the kernel wants it."""
         weight = weight.detach()
@@ -117,7 +122,7 @@ class Executable:
         other = self._instead(self.plan)
         with alone_after_fork():
             ready = other.prepare(weight)
-        return other.masked(x, ready, bias, residual, out)
+        return other.masked(x, ready, bias, residual, None if self.is_among else out)
 
     def _with_tensors(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
         p = self.plan.inner

@@ -122,11 +122,12 @@ class _Direct:
 
         Not in their places: a tile that is moved back shares those with another thread.
         """
+        apart = self.g.y_step(self._sizes(f))
         if not is_long(self.tail.epilogue):
             for j, pixel in enumerate(row):
-                self._store(f, pixel, y, residual, j * self.g.y_pixel, channels)
+                self._store(f, pixel, y + j * apart, residual + j * apart, channels)
             return
-        apart, lanes = self.g.y_pixel, self.g.lanes
+        lanes = self.g.lanes
         vectors = len(row[0])
         waiting = f.words(-(-len(row) * vectors * lanes // 2))
         for i, value in enumerate(value for pixel in row for value in pixel):
@@ -136,16 +137,16 @@ class _Direct:
             for j in range(side):  # so many as hide each other's latency
                 at = first.i + j
                 sums = [(waiting + at * (vectors * lanes)).load(v * lanes) for v in range(vectors)]
-                self._store(f, sums, y + at * apart, residual + at * apart, 0, channels)
+                self._store(f, sums, y + at * apart, residual + at * apart, channels)
 
-    def _store(self, f: Function, row: list[Vector], y: Pointer, residual: Pointer, at: int,
+    def _store(self, f: Function, row: list[Vector], y: Pointer, residual: Pointer,
                channels: int) -> None:
         for j, value in enumerate(row):
             k = j * self.g.lanes
             count = min(self.g.lanes, channels - k)
-            value = finish(f, value, self.tail, (f.bias, k), (residual, at + k), count)
+            value = finish(f, value, self.tail, (f.bias, k), (residual, k), count)
             streaming = self.s.streaming and count == self.g.lanes
-            y.store(value, at + k, count=count, streaming=streaming)
+            y.store(value, k, count=count, streaming=streaming)
 
     # packing
 
@@ -267,7 +268,7 @@ class _Direct:
                 before = (row.i - task.rows[0]) * across
                 for width, col, number in emit_pieces(f, g.widths, task.pieces, f.index(0),
                                                       right - left):
-                    here = at + col * g.y_pixel
+                    here = at + col * g.y_step(z)
                     f.call(self.tiles[width, end], f.frame, a + col * (p.stride[1] * g.pixel),
                            weight, task.bias + channel, task.residual + here, task.y + here,
                            ahead + (before + number) * fetched)
@@ -283,7 +284,7 @@ class _Direct:
             first = a + (rows.first * down * z.row_pitch + taps.first * (across * g.pixel))
             b = weight + g.tap_floats(panel, rows.first, taps.first)
             for width, col, _ in emit_pieces(f, g.widths, part.pieces, part.start, part.stop):
-                here = at + (col - left) * g.y_pixel
+                here = at + (col - left) * g.y_step(z)
                 f.call(self.tiles[width, end], f.frame,
                        first + (col - left) * (p.stride[1] * g.pixel), b, task.bias + channel,
                        task.residual + here, task.y + here, b, rows.count, taps.count)

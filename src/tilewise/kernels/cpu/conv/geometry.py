@@ -58,19 +58,23 @@ class Sizes:
     def y_row(self) -> int:
         """Floats from a row of outputs to the next, where they lie on a grid."""
         grid = self.p.grid
-        return 0 if grid is None else grid.down * grid.w * self.p.k
+        return 0 if grid is None else grid.down * grid.w * (grid.pitch or self.p.k)
 
     @property
     def y_image(self) -> int:
         """The same of images."""
         grid = self.p.grid
-        return 0 if grid is None else grid.h * grid.w * self.p.k
+        return 0 if grid is None else grid.h * grid.w * (grid.pitch or self.p.k)
 
     @property
     def y_pixel(self) -> int:
-        """The same of columns, known to the code."""
+        """The same of columns."""
         grid = self.p.grid
-        return self.p.k if grid is None else grid.across * self.p.k
+        return 0 if grid is None else grid.across * (grid.pitch or self.p.k)
+
+    def y_step(self, z: Any) -> Any:
+        """Floats from an output to the next of its row, known to the code unless on a grid."""
+        return self.p.k if self.p.grid is None else z.y_pixel
 
     def y_rows(self, z: Any, rows: Any) -> Any:
         """Floats that so many rows of outputs take; z has the sizes, as numbers or emitted."""
@@ -82,7 +86,7 @@ class Sizes:
         """Where an output begins."""
         if self.p.grid is None:
             return ((image * z.conv_h + row) * z.conv_w + col) * self.p.k
-        return image * z.y_image + row * z.y_row + col * self.y_pixel
+        return image * z.y_image + row * z.y_row + col * z.y_pixel
 
     @property
     def block_rows(self) -> int:

@@ -186,7 +186,7 @@ class _Tile:
         z = InCode(f, geometry, SIZES)
         self.f, self.k, self.lanes = f, geometry.p.k, geometry.lanes
         down, across = geometry.p.dilation
-        self.down, self.across = down * self.k, across * geometry.y_pixel
+        self.down, self.across = down * self.k, across * geometry.y_step(z)
         self.conv_w, self.out_w = z.conv_w, z.out_w
         self.y_row = z.y_row * down if geometry.p.grid else None
 

@@ -205,7 +205,7 @@ class _Direct:
                 left = row.i * pitch
                 with f.loop((left + conv_w).minimum(stop), start=left.maximum(f.first)) as pixel:
                     at = ((pixel.i - row.i * g.beside) * p.k if p.grid is None
-                          else g.y_rows(z, row.i) + (pixel.i - left) * g.y_pixel)
+                          else g.y_rows(z, row.i) + (pixel.i - left) * z.y_pixel)
                     self._write_pixel(f, f.c + (pixel.i - f.first) * width, at, end)
         return f
 

@@ -24,7 +24,7 @@ FAR_PANEL = 512 << 10
 # what images decide: words of the frame, in this order
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_blocks", "pitch",
          "plane", "chunk_floats", "sums_start", "pack_floats", "groups", "lines_ahead", "y_row",
-         "y_image")
+         "y_image", "y_pixel")
 # of these, what the schedule decides where all images are one column
 OF_COLUMNS = frozenset({"pitch", "plane", "chunk_floats", "sums_start", "lines_ahead"})
 
