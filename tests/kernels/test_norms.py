@@ -16,7 +16,15 @@ from tilewise.core.isa import ISA
 from tilewise.core.problem import Epilogue, Problem
 from tilewise.core.schedule import Schedule
 from tilewise.core.target import Target
-from tilewise.kernels.cpu.between import along, groups, norms, shuffle, softmax, totals
+from tilewise.kernels.cpu.between import (
+    along,
+    groups,
+    norms,
+    shuffle,
+    softmax,
+    softmax_across,
+    totals,
+)
 from tilewise.kernels.cpu.emit import F32, F64, Vector
 from tilewise.kernels.cpu.emit.launch import launcher
 
@@ -169,6 +177,24 @@ def test_softmax(row: str, shape: tuple[int, int]) -> None:
     check_softmax(row, shape, gap=2)
 
 
+def check_across(row: str, shape: tuple[int, int, int, int]) -> None:
+    n, beside, planes, pixels = shape
+    x = draw(*shape) * 20
+    words = softmax_across.sizes(n * beside, beside, planes, pixels, ISA[row].lanes)
+    kernel = launcher(softmax_across.make, ANY, Schedule(), ISA[row], sizes=words)
+    expected = x.double().transpose(1, 2).softmax(1)
+    for y in both(kernel, {"x": x.flatten()}, {"y": x.numel()}):
+        near(y.view(expected.shape) / expected.clamp(min=1e-30),
+             expected / expected.clamp(min=1e-30), 1e-5, f"softmax across {shape} on {row}")
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 32), (2, 4, 16, 33), (1, 3, 5, 70), (3, 1, 7, 500),
+                                   (1, 2, 3, 5000)])
+def test_softmax_across_planes(row: str, shape: tuple[int, int, int, int]) -> None:
+    check_across(row, shape)
+
+
 # totals
 
 
@@ -296,6 +322,9 @@ MUTATIONS = {
         faults.replaced(groups, "add_parts", lambda *_: None), look_at_groups),
     "the smallest is taken away": Mutation(
         faults.replaced(softmax, "largest", lambda a, b: a.minimum(b)), look_at_softmax),
+    "softmax across from the smallest": Mutation(
+        faults.replaced(softmax_across, "largest", lambda a, b: a.minimum(b)),
+        lambda: check_across(ROWS[0], (2, 3, 5, 70))),
     "a total begins with the smallest": Mutation(
         faults.replaced(totals, "largest", lambda a, b: a.minimum(b)), look_at_totals),
     "totals lose a task": Mutation(

@@ -54,7 +54,7 @@ def check_guarded(row: str, channels: int) -> None:
         planes, last = x.flatten(), x.transpose(1, 2).flatten()
         source, expected = (planes, last) if layout == "nhwc" else (last, planes)
         launch = launcher(turn.make, Problem(1, channels, 1, 1, 1, 1, 1, layout=layout), Schedule(),
-                          ISA[row], sizes=[pixels])
+                          ISA[row], sizes=[pixels, pixels])
         for side in ("start", "end"):
             y = launch_guarded(launch, {"x": source}, {"y": x.numel()}, n, 2, side)["y"]
             if not torch.equal(y, expected):
@@ -65,6 +65,38 @@ def check_guarded(row: str, channels: int) -> None:
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_every_value_in_its_place(row, channels):
     check_guarded(row, channels)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if ISA[row].lanes > 1])
+@pytest.mark.parametrize("channels", [3, 17])
+def test_planes_further_apart_than_they_are_large(row, channels):
+    n, pixels, plane = 2, 37, 50
+    x = torch.arange(n * channels * pixels, dtype=torch.float32).view(n, channels, pixels)
+    launch = launcher(turn.make, Problem(1, channels, 1, 1, 1, 1, 1, layout="nchw"), Schedule(),
+                      ISA[row], sizes=[pixels, plane])
+    for side in ("start", "end"):
+        floats = (n * channels - 1) * plane + pixels
+        given = {"x": x.transpose(1, 2).flatten()}
+        y = launch_guarded(launch, given, {"y": floats}, n, 2, side)["y"]
+        found = torch.nn.functional.pad(y, (0, plane - pixels)).view(n, channels, plane)
+        assert torch.equal(found[..., :pixels], x)
+        assert found[..., pixels:].flatten()[:-(plane - pixels)].isnan().all()
+
+
+def test_pixels_of_several_images_become_planes():
+    def pixels(n, c, *sizes):
+        images = torch.randn(n, c, *sizes).contiguous(memory_format=LAST)
+        return images.flatten(2)
+
+    for n, c in ((1, 64), (2, 17), (3, 5)):
+        parts = [pixels(n, c, 9, 8), pixels(n, c, 4, 5), pixels(n, c, 16, 1)]
+        found = turning.joined_planes(parts)
+        assert torch.equal(found, torch.cat(parts, 2))
+        assert found.stride() == torch.cat(parts, 2).stride()
+    for odd in ([parts[0].contiguous()], [parts[0], parts[1].double()], [parts[0][..., :3]],
+                [parts[0], pixels(3, 6, 4, 4)], [parts[0], pixels(2, 5, 4, 4)],
+                [parts[0][..., ::2]], [pixels(3, 1, 4, 4)]):
+        assert turning.joined_planes(odd) is None
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -103,6 +103,21 @@ def test_softmax_as_torchs(shape):
     same(softmax(x, len(shape) - 1), torch.softmax(x, -1), 1e-6)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 50), (1, 7, 9, 8), (2, 16, 4, 33)])
+def test_softmax_over_planes(shape):
+    x = torch.randn(shape) * 10
+    same(softmax(x, 1), torch.softmax(x, 1), 1e-6)
+    assert softmax(x, 1).stride() == torch.softmax(x, 1).stride()
+
+
+def test_softmax_over_planes_of_several_images():
+    x = torch.randn(2, 64, 35).view(2, 4, 16, 35).transpose(1, 2)
+    x[0, 3, 2, 5], x[1, 1, 1, 1] = float("inf"), float("nan")
+    found, expected = softmax(x, 1), torch.softmax(x, 1)
+    same(found, expected, 1e-6)
+    assert found.stride() == expected.stride()
+
+
 def test_softmax_of_channels():
     x = images(2, 21, 9, 8)
     for part in (x, x[:, 2:9]):
@@ -150,7 +165,9 @@ def test_what_is_torchs():
     assert norms.group_norm(x, 2) is None
     assert norms.group_norm(images(1, 3, 1, 1), 3) is None
     assert norms.instance_norm(images(2, 3, 1, 1)) is None
-    assert softmax(y.contiguous(), 1) is None
+    assert softmax(y.contiguous(), 1) is None  # too few pixels
+    assert softmax(torch.randn(2, 5, 99, 9).transpose(2, 3), 1) is None
+    assert softmax(torch.randn(1, 5, 0, 99), 1) is None
     assert softmax(x, 2) is None
     assert softmax(x, 0) is None
     assert channel_shuffle(y, 4) is None

@@ -19,6 +19,7 @@ from ..conv.excitation import averaged
 from ..runtime import norms, pools, resampling, softmax, totals, volumes
 from ..runtime.concatenation import concatenated
 from ..runtime.shuffling import channel_shuffle
+from ..runtime.turning import joined_planes
 from .native import Value, filled
 
 REQUIRED: Any = object()
@@ -229,16 +230,24 @@ class Run:
 
 
 class Cat:
-    """cat(*parts) along an axis, if that is the channels'."""
+    """cat(*parts) along an axis, if that is the channels', or the last of (N, C, L)."""
 
     slices = True  # it reads and writes them
 
     def __init__(self, axis: int) -> None:
         self._axis = axis
 
+    @property
+    def joins_channels(self) -> bool:
+        """Of images."""
+        return self._axis in (1, -3)
+
     def __call__(self, *parts: Tensor, out: Tensor | None = None) -> Tensor | None:
-        fits = all(x.dim() in (4, 5) and self._axis % x.dim() == 1 for x in parts)
-        return concatenated(parts, out) if fits else None
+        if all(x.dim() in (4, 5) and self._axis % x.dim() == 1 for x in parts):
+            return concatenated(parts, out)
+        if out is None and all(x.dim() == 3 and self._axis in (-1, 2) for x in parts):
+            return joined_planes(parts)
+        return None
 
 
 def asked(node: fx.Node, module: Any, activation: str | None = None) -> Asked | None:
@@ -280,7 +289,7 @@ def row_of(node: fx.Node, module: Any) -> Row | None:
 def _cat(node: fx.Node) -> Asked | None:
     given = {**dict(zip(("tensors", "dim"), node.args)), **node.kwargs}
     parts = given.get("tensors")
-    if given.get("dim") not in (1, -3, -4) or len(given) != 2:
+    if given.get("dim") not in (1, -3, -4, 2, -1) or len(given) != 2:
         return None
     nodes = isinstance(parts, tuple | list) and all(isinstance(part, fx.Node) for part in parts)
     if not nodes or not parts:

@@ -39,7 +39,8 @@ def _parts(cat: fx.Node) -> list[fx.Node]:
 
 
 def is_cat(step: Any) -> bool:
-    return isinstance(step, Native) and isinstance(step.run, Cat)
+    return (isinstance(step, Native) and isinstance(step.run, Cat)
+            and step.run.joins_channels)
 
 
 def may_be_placed(node: fx.Node, step_of: StepOf) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from ..kernels.cpu.emit.launch import launch_of
 from ..kernels.cpu.emit.requests import Request
 from .images import channels_last, pitch_of
 from .pointwise import Pointwise
+from .sweeps import is_plain
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by rank
@@ -82,9 +85,33 @@ def _turned(x: Tensor, layout: str, pooled: bool = True) -> Tensor | None:
         return None
     empty = memory.empty if pooled else _fresh
     y = empty(n, h, w, c).permute(0, 3, 1, 2) if layout == "nhwc" else empty(n, c, h, w)
-    launch_of(_requests[c, layout, target.isa], (h * w,))(x.data_ptr(), 0, 0, 0, y.data_ptr(), 0, n,
-                                                     target.threads)
+    launch_of(_requests[c, layout, target.isa], (h * w, h * w))(
+        x.data_ptr(), 0, 0, 0, y.data_ptr(), 0, n, target.threads)
     return y
+
+
+def joined_planes(parts: Sequence[Tensor]) -> Tensor | None:
+    """torch.cat(parts, 2) of (N, C, L), pixels of channels-last images: planes, one behind the
+    other. None where that is torch's to do."""
+    target = Target.host(threads=torch.get_num_threads())
+    if not all(_are_pixels(x, target.lanes) for x in parts) or len(
+            {x.shape[:2] for x in parts}) != 1:
+        return None
+    n, c, _ = parts[0].shape
+    whole = sum(x.shape[2] for x in parts)
+    y, first = memory.empty(n, c, whole), 0
+    for x in parts:
+        launch_of(_requests[c, "nchw", target.isa], (x.shape[2], whole))(
+            x.data_ptr(), 0, 0, 0, y.data_ptr() + 4 * first, 0, n, target.threads)
+        first += x.shape[2]
+    return y
+
+
+def _are_pixels(x: Tensor, least: int) -> bool:
+    if not is_plain(x) or x.dim() != 3 or 0 in x.shape[:2] or x.shape[2] < least:
+        return False
+    n, c, length = x.shape
+    return c > 1 and x.stride()[1:] == (1, c) and (n == 1 or x.stride(0) == c * length)
 
 
 def _fresh(*shape: int) -> Tensor:

@@ -15,7 +15,8 @@ from ..emit import Function, Index, Module, Pointer
 from ..emit.threads import BATCH, SIZES, X, Y, emit_entry, emit_region
 from ..emit.transpose import interleave, separate, transpose
 
-PIXELS = SIZES  # the word says how many pixels an image has
+# words that say how many pixels an image has, and floats from one of its planes to the next
+PIXELS, PLANE = SIZES, SIZES + 1
 KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 WORTH = 1 << 13  # floats that are worth a task
 
@@ -32,28 +33,30 @@ def make(p: Problem, s: Schedule, isa: Isa) -> Module:
         return (frame.load_index(PIXELS) + (size - 1)) // size
 
     with m.function("turn", **KINDS) as f:
-        pixels, count = f.frame.load_index(PIXELS), tasks(f.frame)
-        image, first = f.task // count * (pixels * p.c), f.task % count * size
-        x, y = f.frame.load_pointer(X) + image, f.frame.load_pointer(Y) + image
+        pixels, plane, count = *map(f.frame.load_index, (PIXELS, PLANE)), tasks(f.frame)
+        image, first = f.task // count, f.task % count * size
+        whole = [image * (pixels * p.c), image * (plane * p.c)]  # of points, and of planes
+        before, behind = whole[::-1] if p.layout == "nhwc" else whole
+        x, y = f.frame.load_pointer(X) + before, f.frame.load_pointer(Y) + behind
         turn = _few if p.c < isa.lanes else _many
-        turn(f, p, x, y, pixels, first, (first + size).minimum(pixels))
+        turn(f, p, x, y, (pixels, plane), first, (first + size).minimum(pixels))
     emit_entry(m, [emit_region(m, "all", lambda f, frame: frame.load_index(BATCH) * tasks(frame),
                                f)])
     return m
 
 
-def _many(f: Function, p: Problem, x: Pointer, y: Pointer, pixels: Index, first: Index,
-          last: Index) -> None:
+def _many(f: Function, p: Problem, x: Pointer, y: Pointer, size: tuple[Index, Index],
+          first: Index, last: Index) -> None:
     """Squares of pixels and channels; the last of each end at the border."""
-    lanes = f.isa.lanes
+    lanes, (pixels, plane) = f.isa.lanes, size
     with (f.loop(p.c, step=lanes) as group,
           f.loop(last, start=first, step=lanes) as square):
         channel, pixel = group.i.minimum(p.c - lanes), square.i.minimum(pixels - lanes)
-        planes, points = channel * pixels + pixel, pixel * p.c + channel
+        planes, points = channel * plane + pixel, pixel * p.c + channel
         if p.layout == "nhwc":
-            _square(x + planes, pixels, y + points, f.index(p.c))
+            _square(x + planes, plane, y + points, f.index(p.c))
         else:
-            _square(x + points, f.index(p.c), y + planes, pixels)
+            _square(x + points, f.index(p.c), y + planes, plane)
 
 
 def _square(x: Pointer, across: Index, y: Pointer, down: Index) -> None:
@@ -62,17 +65,17 @@ def _square(x: Pointer, across: Index, y: Pointer, down: Index) -> None:
         y.store(row, down * i)
 
 
-def _few(f: Function, p: Problem, x: Pointer, y: Pointer, pixels: Index, first: Index,
-         last: Index) -> None:
+def _few(f: Function, p: Problem, x: Pointer, y: Pointer, size: tuple[Index, Index],
+         first: Index, last: Index) -> None:
     """All channels of as many pixels as a vector has lanes."""
-    lanes = f.isa.lanes
+    lanes, (pixels, plane) = f.isa.lanes, size
     with f.loop(last, start=first, step=lanes) as square:
         pixel = square.i.minimum(pixels - lanes)
         if p.layout == "nhwc":
-            planes = [x.load(pixels * i + pixel) for i in range(p.c)]
+            planes = [x.load(plane * i + pixel) for i in range(p.c)]
             for i, vector in enumerate(interleave(planes)):
                 y.store(vector, pixel * p.c + i * lanes)
         else:
             points = [x.load(pixel * p.c + i * lanes) for i in range(p.c)]
             for i, vector in enumerate(separate(points)):
-                y.store(vector, pixels * i + pixel)
+                y.store(vector, plane * i + pixel)
