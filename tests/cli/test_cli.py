@@ -83,6 +83,14 @@ def test_explain_of_what_a_users_function_makes(capsys: pytest.CaptureFixture[st
     assert layer["problem"].startswith("n2c3h9w9k8r3s3")
 
 
+def test_explain_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    data = answer(capsys, "explain", "lenet_a", "--stage", "fused")
+    assert data["stage"] == "fused"
+    assert any("conv" in line for line in data["graphs"][0])
+    assert main(["explain", "lenet_a", "--stage", "fusion"]) == USAGE
+    assert main(["explain", TINY, "--stage", "fused"]) in (USAGE, OK)
+
+
 def test_tuning_leaves_wisdom_that_travels(capsys: pytest.CaptureFixture[str]) -> None:
     data = answer(capsys, "tune", TINY)
     assert [layer["source"] for layer in data["layers"]] == ["measured"]

@@ -124,3 +124,41 @@ def test_a_model_s_programs_are_told_with_their_memory() -> None:
     assert weights[0] == weights[2]
     model.train()
     assert tilewise.explain(model, torch.randn(1, 3, 12, 12)).program.startswith("no program")
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.b, self.drop = nn.Conv2d(32, 16, 1), nn.Dropout()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.drop(self.a(x))
+        found: torch.Tensor = self.b(torch.cat((y, nn.functional.max_pool2d(y, 3, 1, 1)), 1))
+        return found
+
+
+def test_every_stage_can_be_seen() -> None:
+    net, x = Parts().eval(), torch.randn(1, 3, 20, 20)
+    has = {"captured": "BatchNorm2d(", "normalised": "BatchNorm2d(",
+           "fused": "conv 3x3 3 to 16 + norm + relu(", "laid_out": "enter(p0)",
+           "lowered": "max pool(", "placed": "channels 16 to 32 of", "bound": "bytes in all"}
+    lacks = {"normalised": "Dropout", "fused": "BatchNorm2d", "laid_out": "max pool",
+             "bound": "cat:"}
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    for subject in (net, tilewise.optimize(net)):
+        found = {stage: str(tilewise.explain(subject, x, stage=stage)) for stage in has}
+        for stage, text in has.items():
+            assert text in found[stage], stage
+        for stage, text in lacks.items():
+            assert text not in found[stage], stage
+    assert all(torch.equal(net.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_stage_that_there_is_not() -> None:
+    net, x = Parts().eval(), torch.randn(1, 3, 20, 20)
+    with pytest.raises(TilewiseError, match="stage is 'fuse', needs one of captured, normalised"):
+        tilewise.explain(net, x, stage="fuse")
+    for subject, example in ((LAYER, None), (net, None)):
+        with pytest.raises(TilewiseError, match="a stage needs a model and an example"):
+            tilewise.explain(subject, example, stage="fused")

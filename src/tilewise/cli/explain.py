@@ -29,6 +29,9 @@ def explain(
     shape: Shape = None,
     effort: Annotated[str, typer.Option(
         help="Choose estimate, or measure to run and time every candidate.")] = "estimate",
+    stage: Annotated[str | None, typer.Option(
+        help="Show a model's graphs after a pass instead: captured, normalised, fused, laid_out, "
+             "lowered, placed or bound.")] = None,
     max_error: MaxError = None,
     threads: Threads = None,
     json: Json = False,
@@ -36,13 +39,15 @@ def explain(
     """List every candidate with its time and error, or the reasons against it."""
     set_threads(threads)
     with progress(f"explaining {subject}") as tell:
-        if subject.startswith("n") and "_" in subject:
+        if stage is not None:
+            answer = _stage(subject, batch, shape, stage)
+        elif subject.startswith("n") and "_" in subject:
             answer = _problem(subject, batch, max_error, effort, tell)
         else:
             answer = _model(subject, batch, shape, max_error, effort, tell)
     if json:
         print_json(_data(answer))
-    elif fits(str(answer)):
+    elif stage is not None or fits(str(answer)):
         print(answer)
     else:
         _print_narrow(answer)
@@ -55,6 +60,15 @@ def _problem(text: str, batch: int | None, max_error: float | None, effort: str,
     p = tilewise.Problem.parse(text)
     p = p if batch is None else p.with_(n=batch)
     return tilewise.explain(p, max_error=max_error, effort=effort, tell=tell)
+
+
+def _stage(subject: str, batch: int | None, shape: str | None, stage: str) -> Any:
+    import tilewise
+
+    from ..bench.subjects import subject as read
+
+    found = read(subject, batch, shape)
+    return tilewise.explain(found.model, found.example, stage=stage)
 
 
 def _model(subject: str, batch: int | None, shape: str | None, max_error: float | None,
@@ -80,6 +94,8 @@ def _print_narrow(answer: Any) -> None:
 
 
 def _data(answer: Any) -> Any:
+    if hasattr(answer, "graphs"):
+        return {"stage": answer.stage, "graphs": [text.splitlines() for text in answer.graphs]}
     if hasattr(answer, "layers"):
         return [{"layer": name, **_data(explanation)} for name, explanation in answer.layers]
     return {"problem": str(answer.problem), "target": str(answer.target),

@@ -35,6 +35,7 @@ from .patterns import (
 from .placing import mark
 from .programs import Programs
 from .signals import turn_signals
+from .stages import note, text_of
 from .tracer import Tracer, is_hooked
 
 WEIGHT = "first_weight"
@@ -112,8 +113,10 @@ class Capture:
         self.opaque = [part for part in tracer.called.values() if part in tracer.opaque]
         self.steps: dict[str, Any] = dict(tracer.called)
         self.tensors = tracer.tensors
+        self._note("captured")
         self._leave_out()
         self._ask_earlier()
+        self._note("normalised")
         self._fuse(max_error)
         tracer.guards.unhooked(part for part in tracer.paths if not is_hooked(part))
         if not tracer.guards.hold():
@@ -146,6 +149,9 @@ class Capture:
 
     def module_of(self, node: fx.Node) -> Any:
         return known_module(self.steps, node)
+
+    def _note(self, stage: str) -> None:
+        note(stage, lambda: text_of(self.graph, self.module_of))
 
     def _leave_out(self) -> None:
         """What hands on what it is given."""
@@ -193,13 +199,16 @@ class Capture:
                 chain = LinearChain(effects, self.module_of, node)
                 self._put(chain, Linear(module, chain.activation, max_error),
                           (*node.args, self._slope(chain)))
+        self._note("fused")
         inside = _Inside(self)  # to turn an image around one convolution does not pay
         several = sum(block.axes > 1 for block in self.blocks) > 1
         self.is_channels_last = several and inside.is_safe()
         if self.is_channels_last:
             inside.run()
         turn_signals(inside)
+        self._note("laid_out")
         lower(self)
+        self._note("lowered")
         if self.is_channels_last:
             mark(self.graph, self.module_of)
 

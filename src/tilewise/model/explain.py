@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -17,7 +18,9 @@ from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from ..planner.planner import Candidate
+from .optimize import optimize
 from .profile import memory_of, memory_text, programs_of
+from .stages import STAGES, noted
 from .tuning import distinct, observe
 
 ESTIMATED = "~"  # stands before a time that nobody measured
@@ -53,6 +56,20 @@ class Explanation:
 
 
 @dataclass(frozen=True)
+class StageExplanation:
+    """What a model's graphs look like after a pass; prints as a line a step."""
+
+    stage: str
+    graphs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        title = f"{self.stage}: {STAGES[self.stage]}"
+        return "\n\n".join([title, *(self.graphs or ("nothing",))])
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
 class ModelExplanation:
     """Every convolution of a model; prints as a table, a line a layer."""
 
@@ -83,7 +100,8 @@ class ModelExplanation:
 
 def explain(subject: str | Problem | nn.Module, example: Any = None, *,
             target: Target | None = None, max_error: float | None = None,
-            effort: str = "estimate", tell: Tell = silent) -> Explanation | ModelExplanation:
+            effort: str = "estimate", stage: str | None = None,
+            tell: Tell = silent) -> Explanation | ModelExplanation | StageExplanation:
     """Every algorithm's answer to a problem, what will run first; or that for a whole model.
 
     Args:
@@ -92,16 +110,20 @@ def explain(subject: str | Problem | nn.Module, example: Any = None, *,
         target: A machine to plan for; this one, if not said.
         max_error: Bound on the relative rms error, as in `conv2d`.
         effort: "estimate", or "measure" to run and time the candidates.
+        stage: A pass, to see what a model's graphs look like after it: "captured", "normalised",
+            "fused", "laid_out", "lowered", "placed" or "bound".
         tell: A function `(what, done, total)` that is told how far it is.
 
     Returns:
         An object that prints as a table. For a problem it has `plan` and `candidates`, for a model
-        `layers`.
+        `layers`, for a stage `graphs`.
 
     >>> print(explain("n1c8h8w8k8r3s3p1_f64_forward"))  # doctest: +ELLIPSIS
     n1c8h8w8k8r3s3p1_f64_forward on ...
     """
     _check(subject, target, max_error)
+    if stage is not None:
+        return _explain_stage(subject, example, stage)
     if isinstance(subject, nn.Module):
         forward = subject.__dict__.get("forward")
         own = getattr(forward, "max_error", None)  # what the model itself was optimised for
@@ -177,6 +199,19 @@ def _explain_model(model: nn.Module, example: Any, max_error: float | None,
              for problem, target in distinct(layers, "explaining", tell)}
     return ModelExplanation(tuple((layer.name, known[layer.plan.problem]) for layer in layers),
                             _program(model, example))
+
+
+def _explain_stage(model: Any, example: Any, stage: str) -> StageExplanation:
+    """The passes run anew, on a copy around the same tensors."""
+    if stage not in STAGES:
+        raise TilewiseError(f"stage is {stage!r}, needs one of {', '.join(STAGES)}")
+    if not isinstance(model, nn.Module) or example is None:
+        raise TilewiseError("a stage needs a model and an example of its input: "
+                            f"explain(model, example, stage={stage!r})")
+    same = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    with noted() as notes:
+        programs_of(optimize(copy.deepcopy(model, same)).eval(), arguments_of(example))
+    return StageExplanation(stage, tuple(notes[stage]))
 
 
 def _program(model: nn.Module, example: Any) -> str:

@@ -111,6 +111,13 @@ def _is_image(node: fx.Node, forms: dict[fx.Node, Form]) -> bool:
             and form.strides == channels_last(form.shape)[1])
 
 
+def told(found: dict[fx.Node, Slot], forms: dict[fx.Node, Form]) -> str:
+    """A line for each value that lies in another."""
+    return "\n".join(
+        f"{node.name}: channels {first} to {first + forms[node].shape[1]} of {home.name}"
+        for node, (home, first) in sorted(found.items()) if node is not home)
+
+
 class Places:
     """The memory of concatenations in one call, and the slices of it."""
 

@@ -14,7 +14,8 @@ from ..conv.running import ENGINE
 from ..runtime.program import Program, Stale
 from ..runtime.stamps import ATTEMPTS, Stamps, dicts_count, of_dict, of_tensors
 from .binding import Binder, NotNow
-from .placing import Places, slots
+from .placing import Places, slots, told
+from .stages import note
 from .structure import filled
 
 MOST = 16  # programs of one graph
@@ -43,6 +44,13 @@ class Bound:
         found = self.program(tensors)
         results: Sequence[Any] | None = None if found is None else filled(self._form, iter(found))
         return results
+
+    def text(self) -> str:
+        """Its steps and where they read and write, a line each."""
+        places = self.program.places
+        lines = [f"{label.name or 'step'}: {place}"
+                 for label, place in zip(self.labels, places, strict=True)]
+        return "\n".join([*lines, f"{self.program.bytes} bytes in all"])
 
     def held(self) -> object:
         """What a call must hold on to; None where the program no longer stands for its model."""
@@ -133,7 +141,9 @@ class Programs:
         binder, results, program = self._bound(tensors)
         if program is not None:
             binder, results, program = self._with_places(tensors, binder, results, program)
-            self._keep(key, Bound(program, binder))
+            bound = Bound(program, binder)
+            note("bound", bound.text)
+            self._keep(key, bound)
         else:
             self._keep(key, SEEN if isinstance(binder.refused, NotNow) else str(binder.refused))
         return results
@@ -153,6 +163,7 @@ class Programs:
         """
         capture, before = self._capture, (binder, results, program)
         found = slots(capture.graph, capture.module_of, binder.forms)
+        note("placed", lambda: told(found, binder.forms))
         if not found or any(capture.module_of(node) is None for node in capture.graph.nodes
                             if node.op == "call_module"):
             return before

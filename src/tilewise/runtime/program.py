@@ -14,7 +14,19 @@ from ..kernels.cpu import memory
 from ..kernels.cpu.emit.threads import FOUND, PARALLEL, Frame, parallel_address, uses_openmp
 from ..kernels.cpu.emit.walk import walk
 from . import arena
-from .recording import ARENA, CONSTANT, FRESH, INPUT, STEP, Launch, Recorder, Root, address_of
+from .recording import (
+    ARENA,
+    CONSTANT,
+    FRESH,
+    INPUT,
+    STEP,
+    WRITTEN,
+    Launch,
+    Place,
+    Recorder,
+    Root,
+    address_of,
+)
 from .weights import Together
 
 WORDS = len(Frame())
@@ -151,6 +163,18 @@ class Program:
             call.run(part)
             times.append(perf_counter() - start)
         return times
+
+    @property
+    def places(self) -> list[str]:
+        """What each step reads and writes, and where that lies in the arena."""
+        return [" ".join(f"{'writes' if place.word in WRITTEN else 'reads'} {self._place(place)}"
+                         for place in step.places if place.root.kind != CONSTANT)
+                if isinstance(step, Launch) else "by torch" for step in self._steps]
+
+    def _place(self, place: Place) -> str:
+        root = place.root
+        at = self._places.get(root.number)
+        return f"{root.kind} {root.number}" if at is None else f"@{at + place.offset}"
 
     @property
     def moved(self) -> list[int]:
