@@ -59,7 +59,7 @@ def result(kind: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 WRONG = [
-    ["doctor", "--threads", "none"],
+    ["doctor", "--threads", "none"], ["profile", "no_such_model"],
     ["explain", "users_models:needs_arg"], ["explain", "users_models:fails"],
     ["explain", "users_models:none"], ["explain", "users_models:instance"],
     ["explain", "users_models:number"], ["explain", "users_models:nothing"],

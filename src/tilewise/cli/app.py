@@ -16,6 +16,7 @@ from .gpu_audit import gpu_audit
 from .image import image
 from .ladder import ladder
 from .output import errors
+from .profile import profile
 from .report import report
 from .train import train
 from .tune import tune
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "gpu-audit": gpu_audit,
     "image": image,
     "ladder": ladder,
+    "profile": profile,
     "report": report,
     "train": train,
     "tune": tune,

@@ -24,7 +24,8 @@ HEADER = ("step", "layer", "by", "ms", "share", "GFLOP/s", "MB")
 
 @dataclass(frozen=True)
 class Line:
-    """A step of a program: the least of its times in seconds, products and sums, bytes."""
+    """A step of a program: the least of its times in seconds, products and sums, bytes; and the
+    bytes of all values in between that are in use meanwhile."""
 
     step: str
     layer: str
@@ -32,6 +33,7 @@ class Line:
     seconds: float
     flops: int
     bytes: int
+    live: int
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,10 @@ def profile(model: nn.Module, example: Any) -> Profile:
         del held
     least = [min(times) for times in zip(*rounds, strict=True)]
     lines = [Line(label.name, names.get(label.module, ""), _who(label.algorithm, kernel),
-                  seconds, label.flops, moved)
-             for label, kernel, seconds, moved in zip(
-                 bound.labels, bound.program.is_kernel, least, bound.program.moved, strict=True)]
+                  seconds, label.flops, moved, live)
+             for label, kernel, seconds, moved, live in zip(
+                 bound.labels, bound.program.is_kernel, least, bound.program.moved,
+                 bound.program.live, strict=True)]
     return Profile(tuple(lines), bound.program.bytes, bound.program.weight_bytes)
 
 

@@ -117,8 +117,8 @@ class Program:
     def _plan_memory(self, roots: Sequence[Root]) -> None:
         """Numbers of addresses: the arena's, the function that starts threads, then the rest."""
         moving = [root for root in roots if root.kind == ARENA and root.first is not None]
-        places, self.bytes = arena.placed([arena.Stay(r.bytes, r.first or 0, r.last)
-                                           for r in moving])
+        self._stays = [arena.Stay(root.bytes, root.first or 0, root.last) for root in moving]
+        places, self.bytes = arena.placed(self._stays)
         self._places = {root.number: place for root, place in zip(moving, places, strict=True)}
         others = [root for root in roots if root.kind in (INPUT, FRESH, STEP)]
         self._numbers = {root.number: 0 for root in moving}
@@ -163,6 +163,12 @@ class Program:
             call.run(part)
             times.append(perf_counter() - start)
         return times
+
+    @property
+    def live(self) -> list[int]:
+        """Bytes of the arena's values that are in use during each step."""
+        return [sum(stay.bytes for stay in self._stays if stay.first <= i <= stay.last)
+                for i in range(len(self._steps))]
 
     @property
     def places(self) -> list[str]:
