@@ -93,7 +93,7 @@ def _looking(step: Any, found: dict[str, Any]) -> Any:
 def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor | None,
               slope: Tensor | None) -> Tensor:
     conv, norm = block._parts
-    options = options_of(conv.stride, conv.padding, conv.dilation, conv.groups, block.activation,
+    options = options_of(conv.stride, block.padding, conv.dilation, conv.groups, block.activation,
                          block.pool, conv.weight.shape[2:])
     bias = conv.bias if norm is None else norm.running_mean
     call = Call(x, conv.weight, bias, residual, *options, None, block.max_error,

@@ -25,12 +25,14 @@ from .patterns import (
     CONVOLUTIONS,
     F_BATCH_NORM,
     NORMS,
+    PADDINGS,
     TRANSPOSED,
     Chain,
     LinearChain,
     TransposedChain,
     arguments,
     is_quiet,
+    padded_by,
 )
 from .placing import mark
 from .programs import Programs
@@ -43,6 +45,7 @@ ATTEMPTS = 12  # modules that are left out of a graph before the whole is given 
 NORM = ("running_mean", "running_var", "weight", "bias")
 # what a block took from its modules when it was made
 BAKED: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys(PADDINGS, ("padding", "value")),
     **dict.fromkeys(CONVOLUTIONS, ("padding_mode",)),
     **dict.fromkeys(NORMS.values(), ("track_running_stats",)),
     **{kind: attributes(kind) for kind in MODULES},
@@ -187,9 +190,13 @@ class Capture:
             axes = AXES.get(type(module)) if conv is None else 2
             if axes is not None and (conv is not None or module.padding_mode == "zeros"):
                 chain = Chain(effects, self.module_of, node, self._norm_of, axes)
+                pad = node.args[0]
+                x, around = self._padded(effects, chain, pad, module)
                 block: Any = Block(module, self._norm(chain), chain.activation, chain.pool,
-                                   max_error)
-                self._put(chain, block, (node.args[0], chain.residual, self._slope(chain)))
+                                   max_error, around)
+                self._put(chain, block, (x, chain.residual, self._slope(chain)))
+                if around is not None:
+                    self.graph.erase_node(pad)
             elif type(module) in TRANSPOSED:
                 chain = TransposedChain(effects, self.module_of, node, self._norm_of,
                                         TRANSPOSED[type(module)])
@@ -246,6 +253,18 @@ class Capture:
                     if key != "stride")
         same = plain and all(_both(options[key]) == _both(own[key]) for key in own)
         return module if same else None
+
+    def _padded(self, effects: Effects, chain: Chain, pad: Any,
+                module: Any) -> tuple[Any, tuple[int, ...] | None]:
+        """What a convolution reads, and the zeros around it, where those come before it."""
+        given = {"input": pad, "padding": module.padding}
+        found = padded_by(given, 2, self.module_of) if isinstance(module, nn.Conv2d) else None
+        if found is None or effects.is_written_between(pad, chain.last, [found[0]],
+                                                       set(chain.links)):
+            return pad, None
+        self.guards.reads(module.__dict__, "padding", snapshot(module.padding))
+        self.guard(self.module_of(pad))
+        return found[0], tuple(found[1])
 
     def _slope(self, chain: Chain) -> fx.Node | None:
         """The slopes of a chain's activation, where its module has them now."""

@@ -103,6 +103,7 @@ class Block(nn.Module):
         activation: "relu" and the like, as in `tilewise.conv2d`.
         pool: Side of the max-pooling windows; 1 is none.
         max_error: Bound on the relative rms error, as in `tilewise.conv2d`.
+        around: Zeros above, below, left and right of the images, instead of the convolution's.
 
     In graphs a block of signals is told that its result may stay channels-last.
 
@@ -112,12 +113,14 @@ class Block(nn.Module):
 
     is_fresh = True  # its result shares memory with nothing
     is_part = False  # whether its result is a part of a concatenation
+    around: tuple[int, ...] | None = None  # of models that were saved before there was any
 
     def __init__(self, conv: Any, norm: Any = None,
                  activation: str | None = None, pool: int = 1,
-                 max_error: float | None = None) -> None:
+                 max_error: float | None = None, around: tuple[int, ...] | None = None) -> None:
         super().__init__()
         self._parts = (conv, norm)  # in a tuple, and so not in the state_dict
+        self.around = around
         self.activation, self.pool, self.max_error = activation, pool, max_error
         self.axes = len(conv.kernel_size)
         self._calls = Calls()
@@ -125,6 +128,10 @@ class Block(nn.Module):
     @property
     def parts(self) -> tuple[Any, ...]:
         return self._parts
+
+    @property
+    def padding(self) -> Any:
+        return self._parts[0].padding if self.around is None else self.around
 
     def forward(self, x: Tensor, residual: Tensor | None = None,
                 slope: Tensor | None = None, inside: bool = False) -> Tensor:
@@ -180,16 +187,15 @@ class Block(nn.Module):
         """What the modules say now; they may be changed like any other."""
         conv, norm = self._parts
         stride = tuple(conv.stride) if type(conv.stride) is list else conv.stride
-        return (self.activation, self.pool, self.max_error, stride, conv.padding,
+        return (self.activation, self.pool, self.max_error, stride, self.padding,
                 conv.dilation, conv.groups, None if norm is None else (norm.training, norm.eps))
 
     def _remembered(self, x: Tensor, residual: Tensor | None, slope: Tensor | None,
                     pitch: int) -> Again | None:
         conv, norm = self._parts
-        if (norm is not None and norm.training) or (
-                residual is not None and not _same_shape(conv, x, residual)):
+        if (norm is not None and norm.training) or not self._fits(x, residual):
             return None
-        options = options_of(conv.stride, conv.padding, conv.dilation, conv.groups,
+        options = options_of(conv.stride, self.padding, conv.dilation, conv.groups,
                              self.activation, self.pool, conv.weight.shape[2:])
         return call_again(x, conv.weight, conv.bias, residual,
                           None if norm is None else _values(norm), options, self.max_error, slope,
@@ -200,8 +206,7 @@ class Block(nn.Module):
         conv, norm = self._parts
         if norm is not None and norm.training:
             return self._trained(self._convolve(x), residual, slope)
-        if not is_by_filter(x, conv.weight, slope) or (
-                residual is not None and not _same_shape(conv, x, residual)):
+        if not is_by_filter(x, conv.weight, slope) or not self._fits(x, residual):
             return self._step_by_step(self._convolve(x, norm=norm), residual, slope)
         return self._convolve(x, norm=norm, residual=residual, slope=slope,
                               activation=self.activation, pool=self.pool, inside=inside)
@@ -226,7 +231,7 @@ class Block(nn.Module):
 
     def _convolve(self, x: Tensor, norm: Any = None, **tail: Any) -> Tensor:
         conv = self._parts[0]
-        return convolve(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation,
+        return convolve(x, conv.weight, conv.bias, conv.stride, self.padding, conv.dilation,
                         conv.groups, norm=None if norm is None else _values(norm),
                         max_error=self.max_error, **tail)
 
@@ -241,9 +246,18 @@ class Block(nn.Module):
     def _step_by_step(self, y: Tensor, residual: Tensor | None, slope: Tensor | None) -> Tensor:
         return then(y if residual is None else y + residual, self.activation, self.pool, slope)
 
+    def _fits(self, x: Tensor, residual: Tensor | None) -> bool:
+        """Whether the sum neither broadcasts nor mixes types."""
+        if residual is None:
+            return True
+        conv = self._parts[0]
+        shape = output_shape(x, conv.weight, conv.stride, self.padding, conv.dilation)
+        return residual.dtype == x.dtype and tuple(residual.shape) == shape
+
     def extra_repr(self) -> str:
         conv, norm = self._parts
-        steps = [repr(conv), repr(norm) if norm else "", self.activation or "",
+        steps = [f"zeros {self.around}" if self.around else "", repr(conv),
+                 repr(norm) if norm else "", self.activation or "",
                  f"pool{self.pool}" if self.pool > 1 else ""]
         return " + ".join(step for step in steps if step)
 
@@ -293,9 +307,3 @@ class _FoldedTransposed(_Folded, TransposedBlock):
 
 def _values(norm: Any) -> Norm:
     return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
-
-
-def _same_shape(conv: Any, x: Tensor, residual: Tensor) -> bool:
-    """Whether the sum neither broadcasts nor mixes types."""
-    shape = output_shape(x, conv.weight, conv.stride, conv.padding, conv.dilation)
-    return residual.dtype == x.dtype and tuple(residual.shape) == shape

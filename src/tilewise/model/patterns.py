@@ -21,6 +21,8 @@ CONVOLUTIONS = {**AXES, **TRANSPOSED}
 NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 PADS = {F.pad, torch._C._nn.pad}  # Dynamo sees through the first
+PADDINGS = (nn.ZeroPad2d, nn.ConstantPad2d)
+ModuleOf = Callable[[fx.Node], Any]
 CONV2D = {F.conv2d, torch.conv2d}
 POOLS = {F.max_pool2d, torch.max_pool2d}
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout,
@@ -155,12 +157,20 @@ F_DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
 F_PAD = {"input": None, "pad": None, "mode": "constant", "value": None}
 
 
-def padded_by(options: dict[str, Any], axes: int) -> tuple[fx.Node, list[int]] | None:
+def padded_by(options: dict[str, Any], axes: int,
+              module_of: ModuleOf | None = None) -> tuple[fx.Node, list[int]] | None:
     """What a zero padding before a convolution pads, and (top, bottom, left, right) of it."""
     node = options["input"]
-    if not isinstance(node, fx.Node) or node.target not in PADS or len(node.users) != 1:
+    if not isinstance(node, fx.Node) or len(node.users) != 1:
         return None
-    found = arguments(node, F_PAD)
+    module: Any = module_of(node) if module_of is not None else None
+    if type(module) in PADDINGS and len(node.args) == 1 and not node.kwargs:
+        found = {"input": node.args[0], "pad": module.padding, "mode": "constant",
+                 "value": module.value}
+    elif node.op == "call_function" and node.target in PADS:
+        found = arguments(node, F_PAD)
+    else:
+        return None
     sides = found["pad"] if isinstance(found["pad"], tuple | list) else ()
     plain = (found["mode"], found["value"] or 0) == ("constant", 0)
     whole = len(sides) == 2 * axes and all(type(side) is int and side >= 0 for side in sides)
