@@ -195,6 +195,15 @@ def test_softmax_across_planes(row: str, shape: tuple[int, int, int, int]) -> No
     check_across(row, shape)
 
 
+def test_tasks_of_softmax_across_share_no_pixels() -> None:
+    """Powers wait in the result: a vector of another task would be divided twice."""
+    for pixels in range(32, 1100):
+        for lanes in (1, 4, 8, 16):
+            *_, parts, _ = softmax_across.sizes(1, 1, 16, pixels, lanes)
+            least = min((i + 1) * pixels // parts - i * pixels // parts for i in range(parts))
+            assert least >= softmax_across.TOGETHER * lanes
+
+
 # totals
 
 

@@ -162,3 +162,21 @@ def test_a_stage_that_there_is_not() -> None:
     for subject, example in ((LAYER, None), (net, None)):
         with pytest.raises(TilewiseError, match="a stage needs a model and an example"):
             tilewise.explain(subject, example, stage="fused")
+
+
+def test_a_stage_of_models_that_are_no_program_or_no_copies() -> None:
+    class Counts(Parts):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n.add_(1)
+            return super().forward(x)
+
+    net, x = Counts().eval(), torch.randn(1, 3, 20, 20)
+    assert "no program: it writes to" in str(tilewise.explain(net, x, stage="bound"))
+    assert net.n == 0
+    odd = nn.Sequential(torch.nn.utils.weight_norm(nn.Conv2d(3, 8, 3)), nn.Conv2d(8, 8, 3)).eval()
+    with pytest.raises(TilewiseError, match="Sequential cannot be copied, which a stage needs"):
+        tilewise.explain(odd, x, stage="bound")

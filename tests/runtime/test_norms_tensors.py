@@ -118,6 +118,13 @@ def test_softmax_over_planes_of_several_images():
     assert found.stride() == expected.stride()
 
 
+def test_softmax_over_planes_on_all_threads():
+    x = torch.randn(64, 16, 257)
+    expected = torch.softmax(x, 1)
+    for _ in range(100):
+        same(softmax(x, 1), expected, 1e-6)
+
+
 def test_softmax_of_channels():
     x = images(2, 21, 9, 8)
     for part in (x, x[:, 2:9]):

@@ -40,7 +40,7 @@ def explain(
     set_threads(threads)
     with progress(f"explaining {subject}") as tell:
         if stage is not None:
-            answer = _stage(subject, batch, shape, stage)
+            answer = _stage(subject, batch, shape, stage, max_error)
         elif subject.startswith("n") and "_" in subject:
             answer = _problem(subject, batch, max_error, effort, tell)
         else:
@@ -62,13 +62,14 @@ def _problem(text: str, batch: int | None, max_error: float | None, effort: str,
     return tilewise.explain(p, max_error=max_error, effort=effort, tell=tell)
 
 
-def _stage(subject: str, batch: int | None, shape: str | None, stage: str) -> Any:
+def _stage(subject: str, batch: int | None, shape: str | None, stage: str,
+           max_error: float | None) -> Any:
     import tilewise
 
     from ..bench.subjects import subject as read
 
     found = read(subject, batch, shape)
-    return tilewise.explain(found.model, found.example, stage=stage)
+    return tilewise.explain(found.model, found.example, stage=stage, max_error=max_error)
 
 
 def _model(subject: str, batch: int | None, shape: str | None, max_error: float | None,

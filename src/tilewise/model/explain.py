@@ -123,7 +123,7 @@ def explain(subject: str | Problem | nn.Module, example: Any = None, *,
     """
     _check(subject, target, max_error)
     if stage is not None:
-        return _explain_stage(subject, example, stage)
+        return _explain_stage(subject, example, stage, max_error)
     if isinstance(subject, nn.Module):
         forward = subject.__dict__.get("forward")
         own = getattr(forward, "max_error", None)  # what the model itself was optimised for
@@ -201,16 +201,21 @@ def _explain_model(model: nn.Module, example: Any, max_error: float | None,
                             _program(model, example))
 
 
-def _explain_stage(model: Any, example: Any, stage: str) -> StageExplanation:
+def _explain_stage(model: Any, example: Any, stage: str,
+                   max_error: float | None) -> StageExplanation:
     """The passes run anew, on a copy around the same tensors."""
     if stage not in STAGES:
         raise TilewiseError(f"stage is {stage!r}, needs one of {', '.join(STAGES)}")
     if not isinstance(model, nn.Module) or example is None:
         raise TilewiseError("a stage needs a model and an example of its input: "
                             f"explain(model, example, stage={stage!r})")
-    same = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    try:  # a forward may write to buffers, so these are copied
+        own = copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()})
+    except RuntimeError as why:
+        raise TilewiseError(f"{type(model).__name__} cannot be copied, which a stage needs: "
+                            f"{why}") from None
     with noted() as notes:
-        programs_of(optimize(copy.deepcopy(model, same)).eval(), arguments_of(example))
+        programs_of(optimize(own, max_error=max_error).eval(), arguments_of(example))
     return StageExplanation(stage, tuple(notes[stage]))
 
 

@@ -145,6 +145,7 @@ class Programs:
             note("bound", bound.text)
             self._keep(key, bound)
         else:
+            note("bound", lambda: f"no program: {binder.refused}")
             self._keep(key, SEEN if isinstance(binder.refused, NotNow) else str(binder.refused))
         return results
 

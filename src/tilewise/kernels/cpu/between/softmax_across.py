@@ -10,21 +10,22 @@ from ....core.schedule import Schedule
 from ..emit import Function, Index, Module, Pointer
 from ..emit.sizes import InCode
 from ..emit.threads import X, Y, emit_entry, emit_region
-from ..emit.tiling import ceil_div
 from .elementary import exp
 from .softmax import KINDS, largest
 
-SIZES = ("planes", "pixels", "beside", "task_pixels", "parts", "tasks")
+SIZES = ("planes", "pixels", "beside", "parts", "tasks")
 TOGETHER = 2  # vectors of pixels at once, which hide each other's latency
 WORTH = 1 << 12  # floats that are worth a task
 
 
 def sizes(images: int, beside: int, planes: int, pixels: int, lanes: int) -> list[int]:
-    """The words that the kernel reads from its frame; a task is some pixels of an image."""
+    """The words that the kernel reads from its frame; a task is some pixels of an image.
+
+    It has whole vectors: one that is moved back must not lie in another's pixels.
+    """
     step = TOGETHER * lanes
-    task_pixels = step * ceil_div(max(1, WORTH // planes), step)
-    parts = ceil_div(pixels, task_pixels)
-    return [planes, pixels, beside, task_pixels, parts, images * parts]
+    parts = max(1, pixels // max(step, WORTH // planes))
+    return [planes, pixels, beside, parts, images * parts]
 
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
@@ -36,11 +37,12 @@ def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     with m.function("pixels", **KINDS) as f:
         z: Any = InCode(f, None, SIZES)
         planes, pixels, beside = z.planes, z.pixels, z.beside
-        image, first = f.task // z.parts, f.task % z.parts * z.task_pixels
+        image, part = f.task // z.parts, f.task % z.parts
+        first, last = part * pixels // z.parts, (part + 1) * pixels // z.parts
         x = f.frame.load_pointer(X) + image * (planes * pixels)
         y = f.frame.load_pointer(Y) + (image // beside * planes * beside + image % beside) * pixels
-        with f.loop((first + z.task_pixels).minimum(pixels), start=first, step=step) as pixel:
-            at = pixel.i.minimum(pixels - step)  # the last end with the image
+        with f.loop(last, start=first, step=step) as pixel:
+            at = pixel.i.minimum(last - step)
             _softmax(f, x + at, y + at, planes, (pixels, pixels * beside))
     emit_entry(m, [emit_region(m, "all", lambda f, frame: InCode(f, None, SIZES).tasks, f)])
     return m
