@@ -54,12 +54,29 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
     x = as_batch(image)
     y = output_like(x, call.dtype) if out is None else as_batch(out)
     if call.run is not None:
-        if call.run.algorithm.spreads and not _is_finite(x, border, value):
-            return on_arrays(image, kernel, border, value, anchor, flip, out, dtype,
-                             "filter_direct", form, order)
+        instead = _instead(call.run.algorithm, x, border, value)
+        if instead:
+            return on_arrays(image, kernel, border, value, anchor, flip, out, dtype, instead,
+                             form, order)
         ENGINE.tell(call.run.plan)
         call.run(x, y, call.kernel, value)
     return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
+
+
+def _instead(algorithm: Any, x: Any, border: str, value: float) -> str:
+    """The method for values that the chosen one is not for; mostly none."""
+    if algorithm.spreads and not _is_finite(x, border, value):
+        return "filter_direct"
+    if getattr(algorithm, "bounds_constant", False) and border == "constant" and not holds(
+            x.dtype, value):
+        return "filter_taps"
+    return ""
+
+
+def holds(dtype: Any, value: float) -> bool:
+    """Whether an integer type has this value."""
+    bounds = np.iinfo(dtype)
+    return bool(bounds.min <= value <= bounds.max) and value == int(value)
 
 
 def _is_finite(x: Any, border: str, value: float) -> bool:

@@ -101,10 +101,11 @@ def _on_a_plane(window: Window, columns: int) -> tuple[int, int, Any, tuple[int,
     """Two axes as rows and columns, the kernel and the anchor over these two."""
     used = [i for i, size in enumerate(window.kernel.shape) if size > 1]
     if len(used) > 2:
-        sizes = "x".join(map(str, window.kernel.shape))
-        raise NotNative(f"the window is {sizes}, needs at most two axes with more than one tap")
+        shape = "x".join(map(str, window.kernel.shape))
+        raise NotNative(f"the window is {shape}, needs at most two axes with more than one tap")
     axes = [window.axes[i] for i in used]
-    kernel = window.kernel.reshape([window.kernel.shape[i] for i in used])
+    sizes = [window.kernel.shape[i] for i in used]
+    kernel = window.kernel if len(sizes) == window.kernel.ndim else np.reshape(window.kernel, sizes)
     anchor = [window.anchor[i] for i in used]
     if len(axes) == 2:
         if axes[0] > axes[1]:

@@ -93,6 +93,11 @@ class Index(Value):
         """0 <= this < end, in one comparison."""
         return Flag(self.f, self.f.ll.icmp_unsigned("<", self.ir, end.ir))
 
+    def bits(self, lanes: int) -> Bits:
+        """The lowest as flags, one for every lane."""
+        whole = self.f.ll.trunc(self.ir, ir.IntType(lanes))
+        return Bits(self.f, self.f.ll.bitcast(whole, ir.VectorType(BOOL, lanes)))
+
     def minimum(self, other: Index | int) -> Index:
         return (self < other).select(self, self.f.index(other))
 
