@@ -123,7 +123,7 @@ MUTATIONS = {
 def check(mutation: Mutation) -> None:
     data = np.random.default_rng(0)
     with faults.patched(mutation.apply), released():
-        for kept in (ENGINE.ready, ENGINE.calls):
+        for kept in (ENGINE.ready, ENGINE.calls, ENGINE.steps):
             kept.clear()
         image = guarded(mutation.shape, mutation.kind, "end")
         image[:] = random_pixels(mutation.shape, mutation.kind, data)
