@@ -30,8 +30,8 @@ from .taps import Entry, ordered
 UNIT = {"f32": 2.0 ** -24, "f64": 2.0 ** -53}
 LARGEST = 2.0 ** 30  # of sums, so that they are integers of 32 bits
 ALWAYS = 2.0 ** 20  # a bound that every sum is summed again for
-ENTRY = 4  # words: two places, the sign of the second, a weight
-HEAD = 2  # words: a bound, the number of entries
+ENTRY = 5  # words: two places, the sign of the second, a weight, the sign in the narrow type
+HEAD = 3  # words: a bound, the number of entries, whether flat windows keep their value
 TINY = 1e-30  # weights below it are none in float32: denormals are slow
 
 
@@ -95,12 +95,15 @@ class Geometry(FilterSizes):
             table = [word for entry in order for word in self._entry(*entry)]
             found[1] = len(order)
             found[entries:entries + len(table)] = table
-            found[size - self.levels // 2:].view(np.int32)[:] = _flat(order, self.levels)
+            flat = _flat(order, self.levels)
+            found[size - self.levels // 2:].view(np.int32)[:] = flat
+            found[2] = (flat == np.arange(self.levels)).all()
         return found
 
     def _entry(self, places: list[tuple[int, int]], weight: float, sign: float) -> list[int]:
         offsets = [row * self.pitch + column * self.p.c * self.bytes for row, column in places]
-        return [offsets[0], offsets[-1], _bits(sign), _bits(weight)]
+        narrow = np.array([sign, 0.0], self.dtype).view(np.int64)[0]
+        return [offsets[0], offsets[-1], _bits(sign), _bits(weight), int(narrow)]
 
     def bound(self, weights: Any) -> float:
         """How far a sum in the narrow type, and the ends around it, may be from scipy's sum.
@@ -195,9 +198,14 @@ class _Guarded(FilterModule):
                 with uneven:
                     write(self.target.cut_off(self._summed(f, table)))
                 with even:
+                    whole = _whole(value)
                     flats = f.weight.bytes(8 * self.g.words(part)[1] - 4 * self.g.levels)
-                    known = flat.select(_whole(value), _whole(value).same(0))
-                    write(self._cut(flats.gather_words(known)), flat)
+                    with f.either(f.weight.load_index(2).equals(0)) as (other, kept):
+                        with other:
+                            known = flat.select(whole, whole.same(0))
+                            write(self._cut(flats.gather_words(known)), flat)
+                        with kept:
+                            write(self._cut(whole), flat)
         return f
 
     def _taps(self, x: Pointer, entry: Pointer, work: Any) -> list[Vector]:
@@ -221,7 +229,7 @@ class _Guarded(FilterModule):
                     carry=[table.bytes(8 * ENTRY), first.equals(first)]) as tap:
             at, flat = tap.values
             a, b = self._taps(f.x, at, self.work)
-            sign = at.of(ELEMENTS["f64"]).broadcast(2, a.lanes).to(self.work)
+            sign = at.bytes(8 * (ENTRY - 1)).of(self.packed).broadcast(0, a.lanes)
             same = f.fma(b, sign, a).equals(f.fma(first, sign, first))
             tap.values = [at.bytes(8 * ENTRY), flat & same]
         return first, tap.values[1]
