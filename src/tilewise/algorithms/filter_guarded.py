@@ -49,8 +49,9 @@ class FilterGuarded(CpuFilter):
     def default(self, p: Any, t: Target) -> Schedule:
         rows, vectors = tile(p, t)
         chunk = max(n for n in range(1, 17) if n <= p.r and fits(t, rows, vectors, n))
-        return Schedule(rows=rows, vectors=vectors, strip=strip(p, 2048 if p.guarded == "f32" else 1024),
-                        chunk=chunk, stream=False)
+        widest = 2048 if p.guarded == "f32" else 1024
+        return Schedule(rows=rows, vectors=vectors, strip=strip(p, widest), chunk=chunk,
+                        stream=False)
 
     def cost(self, p: Any, t: Target, s: Any) -> float:
         slow = 1.0 if t.row.fma else 2.0
