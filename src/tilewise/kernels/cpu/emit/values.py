@@ -146,6 +146,10 @@ class Vector(Value):
         """The bits of float32."""
         return Words(self.f, self.f.ll.bitcast(self.ir, ir.VectorType(I32, self.lanes)))
 
+    def whole(self) -> Words:
+        """What is before the point, as integers."""
+        return Words(self.f, self.f.ll.fptosi(self.ir, ir.VectorType(I32, self.lanes)))
+
     def absolute(self) -> Vector:
         return self.words().masked(0x7FFF_FFFF).floats()
 

@@ -13,7 +13,6 @@ import struct
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from ....core.cached import cached
 from ....core.filter import FUSED, Filter
@@ -23,7 +22,7 @@ from ....core.schedule import Schedule
 from ..emit import ELEMENTS, Function, Index, Module, Pointer, Vector
 from ..emit.threads import WEIGHT
 from ..emit.tiling import ceil_div
-from ..emit.values import F64, I32, Bits, Words
+from ..emit.values import F64, Bits, Words
 from .common import FilterModule, FilterSizes
 from .taps import Entry, ordered
 
@@ -168,14 +167,13 @@ class _Guarded(FilterModule):
         """The integer of a sum, and where it may be another."""
         bound = part.of(self.packed).broadcast(0, self.g.lanes)
         if self.g.is_mean:
-            return _whole(value + bound), None
-        low, high = _whole(value - bound), _whole(value + bound)
+            return (value + bound).whole(), None
+        low, high = (value - bound).whole(), (value + bound).whole()
         return low, low.differs(high)
 
     def _cut(self, found: Words) -> Vector:
         """The lowest bits, as many as the output has."""
-        kind = ir.VectorType(self.target.kind, found.lanes)
-        return Vector(found.f, found.f.ll.trunc(found.ir, kind))
+        return self.target.lowest(found)
 
     def _again(self, name: str, part: int, between: bool = False) -> Function:
         """A vector in scipy's order, in float64; `between` two lines it is kept as a number."""
@@ -198,7 +196,7 @@ class _Guarded(FilterModule):
                 with uneven:
                     write(self.target.cut_off(self._summed(f, table)))
                 with even:
-                    whole = _whole(value)
+                    whole = value.whole()
                     flats = f.weight.bytes(8 * self.g.words(part)[1] - 4 * self.g.levels)
                     with f.either(f.weight.load_index(2).equals(0)) as (other, kept):
                         with other:
@@ -233,12 +231,6 @@ class _Guarded(FilterModule):
             same = f.fma(b, sign, a).equals(f.fma(first, sign, first))
             tap.values = [at.bytes(8 * ENTRY), flat & same]
         return first, tap.values[1]
-
-
-def _whole(value: Vector) -> Words:
-    """What is before the point."""
-    kind = ir.VectorType(I32, value.lanes)
-    return Words(value.f, value.f.ll.fptosi(value.ir, kind))
 
 
 class _Fused(_Guarded):
