@@ -180,7 +180,7 @@ class _Guarded(FilterModule):
         def write(cut: Vector, where: Bits | None = None) -> None:
             value = self.target.widened(cut, self.work) if between else cut
             y = f.y.of(self.packed if between else self.target)
-            count, kind = None if between else f.count, value.ir.type.element
+            count, kind = (None, self.work) if between else (f.count, self.target.kind)
             if where is not None:
                 value = where.select(value, y.load(lanes=value.lanes, count=count, work=kind))
             y.store(value, count=count)
