@@ -3,20 +3,25 @@
     python benchmarks/images.py --sizes 512 2048
     python benchmarks/images.py --sizes photo --types uint8 -o benchmarks/results/images.json
     python benchmarks/images.py --equal 10000 -o benchmarks/results/images_equal.json
-    python benchmarks/images.py --volume 512      # a Gaussian of a float32 volume
+    python benchmarks/images.py --volume 512 -o benchmarks/results/images_large.json
+    python benchmarks/images.py --memmap 40000 -o benchmarks/results/images_large.json
 
-Sizes are sides of grey images, or `photo`: 12 megapixels of three colours. Outputs are written
-into arrays that exist. With `-o`, rows are added to those of the file. OpenCV rounds and saturates
-where scipy cuts off; its Gaussian of uint8 is in fixed point. Needs opencv-python-headless, scipy
-and, for photos, scikit-image.
+`--volume` is a Gaussian of a float32 volume, `--memmap` a median of a uint8 file that is larger
+than the memory it may take. Sizes are sides of grey images, or `photo`: 12 megapixels of three
+colours. Outputs are written into arrays that exist. With `-o`, rows are added to those of the
+file. OpenCV rounds and saturates where scipy cuts off; its Gaussian of uint8 is in fixed point.
+Needs opencv-python-headless, scipy and, for photos, scikit-image.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import mmap
 import shlex
 import sys
+import tempfile
+import time
 from datetime import date
 from pathlib import Path
 
@@ -109,14 +114,47 @@ def tell(row: dict) -> None:
           f"copy {ms['copy']:.2f}{scipy}", flush=True)
 
 
-def volume(side: int) -> None:
+def volume(side: int) -> dict:
     x = np.random.default_rng(0).random((side,) * 3, np.float32)
     out = np.empty_like(x)
     mine, theirs = interleaved([lambda: ours.gaussian(x, 2.0, output=out),
                                 lambda: ndimage.gaussian_filter(x, 2.0)], rounds=1, budget=0.1,
                                sample=0.0)
+    corner = x[:40, :50, :60]
+    assert abs(ours.gaussian(corner, 2.0) - ndimage.gaussian_filter(corner, 2.0)).max() < 1e-6
     print(f"gaussian sigma 2 of {side} cubed float32: {mine.minimum:.3f} s, scipy "
           f"{theirs.minimum:.2f} s, {theirs.minimum / mine.minimum:.0f}x")
+    return {"filter": "gaussian sigma 2", "size": f"{side} cubed", "dtype": "float32",
+            "seconds": {"tilewise": mine.minimum, "scipy": theirs.minimum}}
+
+
+def on_disk(side: int) -> dict:
+    """A median of a file into a file; all memory counts that the process has, mapped or not."""
+    with tempfile.TemporaryDirectory() as directory:
+        x, y = (np.memmap(f"{directory}/{name}", np.uint8, "w+", shape=(side, side))
+                for name in ("in", "out"))
+        for top in range(0, side, 500):
+            x[top:top + 500] = np.random.default_rng(top).integers(
+                0, 256, x[top:top + 500].shape, np.uint8)
+        ours.median(np.array(x[:600]), 5)  # compiled before
+        x._mmap.madvise(mmap.MADV_DONTNEED)
+        before, most, start = resident(), [0], time.perf_counter()
+        ours.in_blocks(ours.median, x, y, 5, block=16 << 20,
+                       progress=lambda done, rows: most.append(resident()))
+        seconds, grown = time.perf_counter() - start, max(most) - before
+        for top in (0, side // 2, side - 60):
+            rows = slice(max(0, top - 2), top + 62)
+            theirs = ndimage.median_filter(np.array(x[rows]), 5)[2 if top else 0:][:58]
+            assert np.array_equal(theirs, y[top:top + 58]), top
+    print(f"median 5 of {side} square uint8 on disk: {seconds:.1f} s, "
+          f"{grown / 1e6:.0f} MB more than before")
+    return {"filter": "median 5", "size": f"{side} on disk", "dtype": "uint8",
+            "seconds": {"tilewise": seconds}, "megabytes": grown / 1e6}
+
+
+def resident() -> int:
+    """Bytes of the process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def equal(count: int, first: int, path: Path | None) -> None:
@@ -156,13 +194,19 @@ def main() -> None:
     parser.add_argument("--no-scipy", action="store_true")
     parser.add_argument("-o", "--output", type=Path, help="a result file to add to")
     parser.add_argument("--volume", type=int, help="side of a volume")
+    parser.add_argument("--memmap", type=int, help="side of an image on disk")
     parser.add_argument("--equal", type=int, help="random calls to compare with scipy's")
     parser.add_argument("--first", type=int, default=0, help="the first seed of them")
     args = parser.parse_args()
     torch.set_num_threads(THREADS)
     cv2.setNumThreads(THREADS)
-    if args.volume or args.equal:
-        volume(args.volume) if args.volume else equal(args.equal, args.first, args.output)
+    if args.equal:
+        equal(args.equal, args.first, args.output)
+        return
+    if args.volume or args.memmap:
+        row = volume(args.volume) if args.volume else on_disk(args.memmap)
+        if args.output:
+            save("images-large", [row], args.output)
         return
     rows = [compare(size, kind, label, not args.no_scipy) for size in args.sizes
             for kind in args.types for label in args.filters]

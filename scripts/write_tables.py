@@ -204,6 +204,20 @@ def _images_equal(result: dict[str, Any]) -> list[str]:
             f"| {' | '.join(map(str, sums))} |"]
 
 
+def _images_large(result: dict[str, Any]) -> list[str]:
+    lines = ["| filter, array | tilewise s | scipy s | scipy / tilewise | memory MB |",
+             "|---|--:|--:|--:|--:|"]
+    for row in result["rows"]:
+        found = row["seconds"]
+        scipy = (f"{found['scipy']:.1f}", f"{found['scipy'] / found['tilewise']:.1f}") \
+            if "scipy" in found else ("", "")
+        memory = f"{row['megabytes']:.0f}" if "megabytes" in row else ""
+        lines.append(f"| {row['filter']}, {row['dtype']} {row['size']} | "
+                     f"{found['tilewise']:.3g} | {' | '.join((*scipy, memory))} |")
+    return [*lines, "", "Memory is the growth of the process while it filters, mapped pages of "
+            "files included."]
+
+
 def _mean_over(rows: list[dict[str, Any]], who: str) -> str:
     ratios = [row["seconds"][who] / row["seconds"]["tilewise"] for row in rows
               if who in row["seconds"]]
@@ -312,7 +326,7 @@ def _format(value: float | None, scale: float, how: str) -> str:
 KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "bench": _bench, "ladder": _ladder, "errors": _errors, "algorithms": _algorithms,
     "training": _training, "filter2d": _filter2d, "images": _images,
-    "images-equal": _images_equal, "gpu-audit": _gpu_audit,
+    "images-equal": _images_equal, "images-large": _images_large, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
     "arm": _arm}
 

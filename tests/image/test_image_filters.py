@@ -266,10 +266,11 @@ def test_without_scipy_the_error_says_what_to_do(monkeypatch):
 
 
 def test_explain_tells_every_pass_and_every_method():
-    told = image.explain(image.gaussian, PHOTO, 1.0)
+    told = image.explain(image.gaussian, PHOTO.astype(float), 1.0)
     assert told.count(" on cpu:") == 2  # down, then across
     assert "filter_taps" in told.splitlines()[1]
     assert "filter_direct     form is even, needs sum, whole" in told
+    assert image.explain(image.gaussian, PHOTO, 1.0).count(" on cpu:") == 1  # both at once
     assert image.explain(image.median, PHOTO, 15) == "no generated code ran: it is scipy's"
 
 

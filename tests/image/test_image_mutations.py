@@ -20,6 +20,7 @@ from tilewise.image.arrays import ENGINE
 from tilewise.kernels.cpu.emit import threads
 from tilewise.kernels.cpu.emit.elements import ELEMENTS, Element
 from tilewise.kernels.cpu.image import common, network, running, taps
+from tilewise.kernels.cpu.image import guarded as narrow
 from tilewise.runtime import filters
 
 
@@ -32,6 +33,7 @@ class Mutation(NamedTuple):
     kind: str = "uint8"
     mode: str = "mirror"
     shape: tuple[int, ...] = (21, 150)
+    level: int = 0  # of all pixels, where they are to be equal
 
 
 def element(name: str, **changes: Any) -> Callable[..., None]:
@@ -46,6 +48,16 @@ def flushing(patch: pytest.MonkeyPatch) -> None:
 
 def saturated(self: Any, value: Any) -> Any:
     return self.narrowed(value)
+
+
+def never_uneven(self: Any, f: Any, table: Any) -> Any:
+    value = self._taps(f.x, table, self.work)[0]
+    return value, value.equals(value)
+
+
+def without_half(part: Any) -> Any:
+    part[:1] = 0
+    return part
 
 
 BOX: Any = {"name": "minimum_filter", "options": {"size": (5, 6)}}
@@ -78,13 +90,26 @@ MUTATIONS = {
         size // 2 for size in sizes)), options={"size": (3, 3), "origin": (1, 0)}),
     "dilation not turned": Mutation(replaced(orders, "mirrored", lambda origins, sizes: [0, 0]),
                                     "grey_dilation", {"size": (2, 3)}),
-    "rounded, not cut off": Mutation(replaced(Element, "cut_off", saturated), **BELL),
-    "another order of sums": Mutation(replaced(linear, "_form", lambda weights: "line"),
+    "rounded, not cut off": Mutation(replaced(Element, "cut_off", saturated), **BELL,
+                                     kind="int32"),
+    "another order of sums": Mutation(replaced(linear, "form_of", lambda weights: "line"),
                                       **BELL, kind="float64"),
     "weights in float32": Mutation(changed(linear, "bell", lambda values: values.astype(
         np.float32).astype(float)), **BELL, kind="float64"),
     "a tap left out": Mutation(changed(taps.Geometry, "entries", lambda found: found[:-1]),
-                               **BELL),
+                               **BELL, kind="float64"),
+    "a bound too small": Mutation(changed(narrow.Geometry, "bound", lambda found: 1e-3 * found),
+                                  **BELL, shape=(300, 400)),
+    "a table of flat windows off by one": Mutation(
+        changed(narrow, "_flat", lambda found: found + 1), **BELL, level=200),
+    "flat where it is not": Mutation(replaced(narrow._Guarded, "_flatness", never_uneven), **BELL,
+                                     shape=(300, 400)),
+    "no room between lines": Mutation(replaced(narrow.Geometry, "worker_bytes",
+                                               common.FilterSizes.worker_bytes), **BELL),
+    "not cut off between lines": Mutation(replaced(narrow._Fused, "_cut", lambda self, found: (
+        narrow._Guarded._cut(self, found.plus(found.same(1))))), **BELL),
+    "a mean without its half": Mutation(changed(narrow.Geometry, "_part", without_half),
+                                        "uniform_filter", {"size": (7, 7)}),
     "whole where it is not": Mutation(replaced(linear, "is_whole", lambda *given: True),
                                       **BELL),
     "borders off by one": Mutation(replaced(filters, "sources", lambda size, before, after, kind: (
@@ -98,10 +123,12 @@ MUTATIONS = {
 def check(mutation: Mutation) -> None:
     data = np.random.default_rng(0)
     with faults.patched(mutation.apply), released():
-        for kept in (ENGINE.ready, ENGINE.calls):
+        for kept in (ENGINE.ready, ENGINE.calls, ENGINE.steps):
             kept.clear()
         image = guarded(mutation.shape, mutation.kind, "end")
         image[:] = random_pixels(mutation.shape, mutation.kind, data)
+        if mutation.level:
+            image[:] = mutation.level
         if mutation.name == "maximum_filter":
             image *= np.float32(1e-41)
         options = {**mutation.options, "mode": mutation.mode, "cval": 3.0, "axes": None}

@@ -13,6 +13,7 @@ from tilewise.algorithms import FILTERS
 from tilewise.core import NoAlgorithm, Target
 from tilewise.core.filter import FORMS, Filter
 from tilewise.core.isa import available
+from tilewise.core.lines import Lines
 from tilewise.image.arrays import ENGINE
 from tilewise.runtime.filters import DTYPES, View
 
@@ -36,6 +37,11 @@ CASES = {
     "even": ("filter_taps", {"form": "even"}, BELL, lambda x, w: ndimage.correlate1d(x, w[0])),
     "mean": ("filter_taps", {"form": "mean"}, np.ones((1, 5)),
              lambda x, w: ndimage.uniform_filter1d(x, 5)),
+    "guarded": ("filter_guarded", {"form": "taps"}, np.outer(BELL, BELL)[:3], ndimage.correlate),
+    "lines": ("filter_guarded", {"form": "lines"}, Lines(BELL[0], BELL[0]),
+              lambda x, w: ndimage.correlate1d(ndimage.correlate1d(x, w.down, 0), w.across, 1)),
+    "means": ("filter_guarded", {"form": "means"}, Lines(np.ones(3), np.ones(5)),
+              lambda x, w: ndimage.uniform_filter(x, w.shape)),
     "whole": ("filter_direct", {"form": "whole"}, CROSS, ndimage.correlate),
 }
 
@@ -48,8 +54,9 @@ def method(name: str):
 @pytest.mark.parametrize("case", CASES)
 def test_schedules(case, row):
     name, form, window, theirs = CASES[case]
-    kind = "u8" if case in ("whole", "mean") else random.Random(case + row).choice(("i16", "f32"))
-    kind = "f64" if case == "even" else kind
+    kind = random.Random(case + row).choice(("i16", "f32"))
+    kind = {"even": "f64", "lines": "u8" if row == ROWS[0] else "i16"}.get(case, kind)
+    kind = "u8" if case in ("whole", "mean", "guarded", "means") else kind
     p = Filter(1, HIGH, WIDE, 1, *window.shape, tuple(size // 2 for size in window.shape),
                dtype=kind, out=kind, **form)
     t = Target.host(row, threads=2)

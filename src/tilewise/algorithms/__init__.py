@@ -17,6 +17,7 @@ from .cpu_winograd_weight import CpuWinogradWeight
 from .cpu_winograd_weight_matrix import CpuWinogradWeightMatrix
 from .filter_direct import FilterDirect
 from .filter_fft import FilterFft
+from .filter_guarded import FilterGuarded
 from .filter_network import FilterNetwork
 from .filter_running import FilterRunning
 from .filter_separable import FilterSeparable
@@ -73,5 +74,6 @@ FILTERS: list[Algorithm] = [
     FilterFft(),
     FilterRunning(),
     FilterNetwork(),
+    FilterGuarded(),
     FilterTaps(),
 ]

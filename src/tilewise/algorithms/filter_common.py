@@ -17,6 +17,7 @@ class CpuFilter(Algorithm):
     """A filter whose kernel is a module of kernels/cpu/image with a `Geometry` and a `make`."""
 
     forms: frozenset[str] = frozenset({"sum"})  # what it makes of a window
+    bounds_constant = False  # whether a border's constant must be a value of the image's type
 
     def kernel(self) -> Any:
         """The module; imported when something is built."""

@@ -61,9 +61,10 @@ class FilterFft(Algorithm):
         return 100e-6 + tiles * (work / rate / t.threads + 60e-6)
 
     def prepare(self, p: Any, t: Target, s: Any, weight: Any) -> Any:
+        import numpy as np
         import torch
 
-        values, exponent = scaled(weight)
+        values, exponent = scaled(np.asarray(weight))
         spectrum = torch.fft.rfft2(torch.from_numpy(values), (s.size, s.size)).conj()
         return Spectrum(spectrum.to(torch.complex128 if p.work == "f64" else torch.complex64),
                         exponent)

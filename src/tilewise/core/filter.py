@@ -20,8 +20,14 @@ FORMS = {  # what an output is of the values under a window
     "even": "the same of a line whose weights are symmetric: pairs are added, then weighted",
     "odd": "the same of a line whose weights are antisymmetric",
     "mean": "summed, then divided by their number, cut off as C does it",
+    "lines": "a line down, cut off as C does it, then a line across, cut off",
+    "means": "a mean down, cut off as C does it, then a mean across, cut off",
     "order": "sorted; the `order`-th, from 0, is taken",
 }
+
+FUSED = ("lines", "means")  # of two lines
+UNSIGNED = {"u8": 255, "u16": 65535}  # and their largest value
+UNIT = {"f32": 2.0 ** -24, "f64": 2.0 ** -53}  # of rounding
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,20 @@ class Filter:
     def _divides_in_f32(self) -> bool:
         """Whether float32 has all bits of a sum, and of a quotient those before the point."""
         return {self.dtype, self.out} <= SMALL and self.taps <= 256
+
+    @property
+    def guarded(self) -> str:
+        """The type whose sums of these integers are mostly far enough from integers."""
+        return "f32" if {self.dtype, self.out} == {"u8"} else "f64"
+
+    @property
+    def has_sure_means(self) -> bool:
+        """Whether rounding moves no quotient, half a step up, over an integer."""
+        if not {self.dtype, self.out} <= UNSIGNED.keys():
+            return False
+        largest = max(UNSIGNED[self.dtype], UNSIGNED[self.out])
+        counts = (self.r, self.s) if self.form in FUSED else (self.taps,)
+        return all(largest * (n + 8) * UNIT[self.guarded] * n < 0.5 for n in counts)
 
     @property
     def pixels(self) -> int:

@@ -1,5 +1,6 @@
 """Image filters with the arguments and the results of scipy.ndimage, and filter2d."""
 
+from .blocks import in_blocks, on_dask, reach
 from .explain import explain
 from .linear import (
     convolve,
@@ -33,7 +34,7 @@ percentile_filter, rank_filter = percentile, rank
 
 __all__ = ["convolve", "correlate", "explain", "gaussian", "gaussian_filter",
            "gaussian_gradient_magnitude", "gaussian_laplace", "grey_closing", "grey_dilation",
-           "grey_erosion", "grey_opening", "laplace", "maximum", "maximum_filter", "median",
-           "median_filter", "minimum", "minimum_filter", "percentile", "percentile_filter",
-           "prewitt", "rank", "rank_filter", "scharr", "sobel", "uniform", "uniform_filter",
-           "unsharp_mask"]
+           "grey_erosion", "grey_opening", "in_blocks", "laplace", "maximum", "maximum_filter",
+           "median", "median_filter", "minimum", "minimum_filter", "on_dask", "percentile",
+           "percentile_filter", "prewitt", "rank", "rank_filter", "reach", "scharr", "sobel",
+           "uniform", "uniform_filter", "unsharp_mask"]

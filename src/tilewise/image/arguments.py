@@ -85,6 +85,8 @@ def mirrored(origins: Any, sizes: Any) -> list[int]:
 
 def kept(value: Any) -> Any:
     """An argument as something that can be a key, and is taken as the argument is."""
+    if value is None or type(value) in (int, float, str):
+        return value
     if isinstance(value, np.ndarray):
         value = value.tolist()
     return tuple(map(kept, value)) if isinstance(value, list | tuple) else value

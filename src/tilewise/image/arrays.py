@@ -19,6 +19,7 @@ from ..runtime.filters import (
     FilterEngine,
     FilterExecutable,
     View,
+    address,
     empty,
     token,
 )
@@ -31,8 +32,12 @@ OTHER = {**FITTING, "int8": ("int16", ""), "float16": ("float32", "")}
 
 def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, flip: bool,
               out: Any, dtype: Any, algorithm: str | None, form: str = "sum",
-              order: int = 0) -> Any:
-    """A NumPy array filtered with a float64 kernel; of form "order", ones are the footprint."""
+              order: int = 0, told: bool = False) -> Any:
+    """A NumPy array filtered with a float64 kernel; of form "order", ones are the footprint.
+
+    With `told`, the answer is the call that any others of these shapes would make with these
+    arguments, or None where it depends on values or addresses.
+    """
     image = np.asarray(image)
     if out is not None and not isinstance(out, np.ndarray):
         raise InvalidProblem(f"out is {kind_of(out)}, needs a NumPy array for a NumPy image")
@@ -50,16 +55,43 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
     if out is not None and (call.through_another or np.may_share_memory(image, out)):
         out[...] = on_arrays(image, kernel, border, value, anchor, flip, None, out.dtype,
                              algorithm, form, order)
-        return out
+        return None if told else out
     x = as_batch(image)
     y = output_like(x, call.dtype) if out is None else as_batch(out)
     if call.run is not None:
-        if call.run.algorithm.spreads and not _is_finite(x, border, value):
-            return on_arrays(image, kernel, border, value, anchor, flip, out, dtype,
-                             "filter_direct", form, order)
+        instead = _instead(call.run.algorithm, x, border, value)
+        if instead:
+            found = on_arrays(image, kernel, border, value, anchor, flip, out, dtype, instead,
+                              form, order)
+            return None if told else found
         ENGINE.tell(call.run.plan)
         call.run(x, y, call.kernel, value)
+    if told:
+        return call if call.run and call.run.at else None
     return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
+
+
+def run_at(call: FilterCall, x: int, y: int, value: float) -> None:
+    """A call that was told of, for arrays that begin at these addresses."""
+    run: Any = call.run
+    ENGINE.tell(run.plan)
+    run.at(x, y, address(call.kernel), value)
+
+
+def _instead(algorithm: Any, x: Any, border: str, value: float) -> str:
+    """The method for values that the chosen one is not for; mostly none."""
+    if algorithm.spreads and not _is_finite(x, border, value):
+        return "filter_direct"
+    if getattr(algorithm, "bounds_constant", False) and border == "constant" and not holds(
+            x.dtype, value):
+        return "filter_taps"
+    return ""
+
+
+def holds(dtype: Any, value: float) -> bool:
+    """Whether an integer type has this value."""
+    bounds = np.iinfo(dtype)
+    return bool(bounds.min <= value <= bounds.max) and value == int(value)
 
 
 def _is_finite(x: Any, border: str, value: float) -> bool:

@@ -6,6 +6,7 @@ it does. Those in float32 are summed in float32, two axes at a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InvalidProblem
+from ..core.filter import Filter
+from ..core.lines import Lines, form_of
+from ..runtime.filters import NAMES
 from .arguments import anchors_of, axes_of, border_of, for_each, kept, mirrored, output_for, whole
 from .elsewhere import or_scipy
-from .windows import NotNative, Window, check_types, in_turn, is_whole
+from .windows import SMALL, NotNative, Window, check_types, in_turn, is_whole
 
-Lines = tuple["Line", ...]
-EPSILON = 2.0 ** -52  # weights that differ by less are equal, as scipy compares them
+Along = tuple["Line", ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +130,7 @@ def laplace(input: Any, output: Any = None, mode: Any = "reflect", cval: float =
 
 
 @lru_cache(maxsize=64)
-def _curves(ndim: int, axes: Any, mode: Any) -> list[Lines]:
+def _curves(ndim: int, axes: Any, mode: Any) -> list[Along]:
     axes, curve = axes_of(axes, ndim), np.array([1.0, -2.0, 1.0])
     return [(Line(axis, curve, 1, border_of(border)),)
             for axis, border in zip(axes, for_each(mode, len(axes), "mode"))]
@@ -228,7 +231,7 @@ def _slope(input: Any, axis: int, output: Any, mode: Any, cval: float,
 
 
 @lru_cache(maxsize=64)
-def _slopes(ndim: int, axis: int, mode: Any, across: tuple[float, ...]) -> Lines:
+def _slopes(ndim: int, axis: int, mode: Any, across: tuple[float, ...]) -> Along:
     along = axes_of(whole(axis, "axis"), ndim)[0]
     borders = [border_of(one) for one in for_each(mode, ndim, "mode")]
     return (Line(along, np.array([-1.0, 0.0, 1.0]), 1, borders[along]),
@@ -236,7 +239,7 @@ def _slopes(ndim: int, axis: int, mode: Any, across: tuple[float, ...]) -> Lines
               if other != along))
 
 
-def _added(image: Any, output: Any, cval: float, terms: list[Lines]) -> Any:
+def _added(image: Any, output: Any, cval: float, terms: list[Along]) -> Any:
     """The sum of several filters."""
     out = output_for(output, image)
     check_types(image, out)
@@ -252,7 +255,7 @@ def _added(image: Any, output: Any, cval: float, terms: list[Lines]) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _sum_of(given: Any, dtype: Any, terms: tuple[Lines, ...], cval: float) -> Window | None:
+def _sum_of(given: Any, dtype: Any, terms: tuple[Along, ...], cval: float) -> Window | None:
     """One window for a sum of lines over the same two axes."""
     windows = [window for lines in terms for window in _windows(given, lines, cval, dtype)]
     forms = {window.form for window in windows}
@@ -271,11 +274,11 @@ def _sum_of(given: Any, dtype: Any, terms: tuple[Lines, ...], cval: float) -> Wi
                             one + window.anchor[window.axes.index(axis)] + 1)
                       if axis in window.axes else slice(one, one + 1)
                       for axis, one in zip(axes, reach))
-        total[place] += window.kernel.reshape(total[place].shape)
+        total[place] += np.reshape(window.kernel, total[place].shape)
     return Window(tuple(axes), total, tuple(reach), borders.pop(), cval, forms.pop())
 
 
-def _along_lines(image: Any, output: Any, cval: float, lines: Lines) -> Any:
+def _along_lines(image: Any, output: Any, cval: float, lines: Along) -> Any:
     """One line after the other."""
     out = output_for(output, image)
     check_types(image, out)
@@ -286,7 +289,7 @@ def _along_lines(image: Any, output: Any, cval: float, lines: Lines) -> Any:
     return out
 
 
-def _of_numbers(nan: str, image: Any, output: Any, cval: float, lines: Lines) -> Any:
+def _of_numbers(nan: str, image: Any, output: Any, cval: float, lines: Along) -> Any:
     """One line after the other; with "omit", NaN has no weight. Where all are NaN, so is the mean.
     """
     if nan not in ("keep", "omit"):
@@ -305,17 +308,17 @@ def _of_numbers(nan: str, image: Any, output: Any, cval: float, lines: Lines) ->
 
 
 @lru_cache(maxsize=256)
-def _windows(given: Any, lines: Lines, cval: float, dtype: Any) -> list[Window]:
+def _windows(given: Any, lines: Along, cval: float, dtype: Any) -> list[Window]:
     """A window for each line; where no order of sums is asked for, for two of them at a time."""
     exact = [Window((line.axis,), line.weights, (line.anchor,), line.border, cval,
-                    "mean" if line.mean else _form(line.weights)) for line in lines]
+                    "mean" if line.mean else form_of(line.weights)) for line in lines]
     found = _in_any_order(given, dtype, exact)
-    if found is None:
-        return exact
     # a constant beyond an edge is not filtered by the lines before: their order counts
-    if cval and any(window.border == "constant" for window in found):
-        return found
-    return _paired(sorted(found, key=lambda window: window.axes))
+    if cval and any(window.border == "constant" for window in exact):
+        return found or exact
+    if found is None:
+        return _paired(exact, lambda a, b: _fused(given, dtype, a, b))
+    return _paired(sorted(found, key=lambda window: window.axes), lambda a, b: a.form)
 
 
 def _in_any_order(given: Any, dtype: Any, windows: list[Window]) -> list[Window] | None:
@@ -328,27 +331,30 @@ def _in_any_order(given: Any, dtype: Any, windows: list[Window]) -> list[Window]
     return None
 
 
-def _paired(windows: list[Window]) -> list[Window]:
-    """Windows along one axis each, the last two in one, and so on."""
+def _paired(windows: list[Window], form: Callable[[Window, Window], str]) -> list[Window]:
+    """Windows along one axis each, the last two in one, and so on; `form` says of what form."""
     found: list[Window] = []
     for window in reversed(windows):
-        after = found[-1] if found else window
-        if len(after.axes) == 1 and after is not window and after.border == window.border:
-            found[-1] = replace(after, axes=window.axes + after.axes,
-                                anchor=window.anchor + after.anchor,
-                                kernel=np.outer(window.kernel, after.kernel))
+        after = found[0] if found else window
+        made = "" if len(after.axes) > 1 or after is window or after.border != window.border \
+            else form(window, after)
+        if made:
+            found[0] = replace(after, axes=window.axes + after.axes, form=made,
+                               anchor=window.anchor + after.anchor,
+                               kernel=Lines(window.kernel, after.kernel))
         else:
-            found.append(window)
+            found.insert(0, window)
     return found
 
 
-def _form(weights: Any) -> str:
-    """How scipy sums a line."""
-    if weights.size % 2:
-        middle = weights.size // 2
-        left, right = weights[:middle], weights[:middle:-1]
-        if (abs(right - left) <= EPSILON).all():
-            return "even"
-        if (abs(right + left) <= EPSILON).all():
-            return "odd"
-    return "line"
+def _fused(given: Any, dtype: Any, first: Window, then: Window) -> str:
+    """How small integers are filtered along two axes at once; "" where they cannot be."""
+    means = [window.form == "mean" for window in (first, then)]
+    if given not in SMALL or dtype not in SMALL or first.axes > then.axes or (
+            any(means) != all(means)):
+        return ""
+    if not any(means):
+        return "lines"
+    p = Filter(1, 1, 1, 1, first.kernel.size, then.kernel.size, (0, 0), dtype=NAMES[given],
+               out=NAMES[dtype], form="means")
+    return "means" if p.has_sure_means else ""

@@ -85,7 +85,12 @@ def grey_dilation(input: Any, size: Any = None, footprint: Any = None, structure
     """The largest value under a flat footprint turned round; with a structure, scipy's."""
     _need_flat(structure)
     image = np.asarray(input)
-    taps = _footprint(size, footprint, len(axes_of(axes, image.ndim)))
+    count = len(axes_of(axes, image.ndim))
+    if footprint is None and size is not None:
+        sizes = [whole(one, "size") for one in for_each(size, count, "size")]
+        origins = mirrored(for_each(origin, count, "origin"), sizes)
+        return _ranked(image, ("place", -1), sizes, None, output, mode, cval, origins, axes)
+    taps = _footprint(size, footprint, count)
     origins = mirrored(for_each(origin, taps.ndim, "origin"), taps.shape)
     return _ranked(image, ("place", -1), None, np.flip(taps), output, mode, cval,
                    origins, axes)

@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ DTYPES: dict[str, Any] = {
     "u8": np.dtype(np.uint8), "u16": np.dtype(np.uint16), "i16": np.dtype(np.int16),
     "i32": np.dtype(np.int32), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 LOOK_FOR_RANK = 4  # rows and columns
+ALONE = 1 << 14  # values of an output that one thread makes
 CALL_BYTES = 64 << 20  # of prepared kernels that are kept
 OVERHEAD = 4096  # bytes of a call beside its kernel, generously
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -46,24 +47,29 @@ class FilterExecutable:
     def __init__(self, plan: Plan, algorithm: Algorithm, x: View, y: View) -> None:
         self.plan, self.algorithm = plan, algorithm
         built = algorithm.build(plan.inner, plan.target, plan.schedule)
+        self.at: Callable[[int, int, int, float], None] | None = None
         if algorithm.takes == "tensors":
             self.run: Callable[..., None] = built
         else:
-            self.run = self._with_addresses(built, x, y)
+            self.at = at = self._with_addresses(built, x, y)
+            self.run = lambda image, out, kernel, value: at(
+                address(image), address(out), address(kernel), value)
 
-    def _with_addresses(self, launch: Callable[..., None], x: View, y: View) -> Any:
+    def _with_addresses(self, launch: Callable[..., None], x: View,
+                        y: View) -> Callable[[int, int, int, float], None]:
         generated: Any = self.algorithm
         p, t, s = _parts(self.plan)
         table = Table(p, generated.geometry(p, t, s), t, x, y)
         floats = ceil_div(generated.workspace(p, t, s), 4)
-        threads = min(t.threads, p.n * table.tasks)  # a region of one thread starts no other
+        # a region of one thread starts no other, which takes longer than a small image
+        threads = min(t.threads, p.n * table.tasks) if p.pixels > ALONE else 1
 
-        def run(image: Any, out: Any, kernel: Any, value: float) -> None:
+        def at(image: int, out: int, kernel: int, value: float) -> None:
             scratch = memory.empty(floats)
-            launch(address(image), address(kernel), table.address, _bits(value), address(out),
-                   scratch.data_ptr(), p.n, threads)
+            launch(image, kernel, table.address, _bits(value), out, scratch.data_ptr(), p.n,
+                   threads)
 
-        return run
+        return at
 
     def prepare(self, kernel: Any) -> Any:
         """The kernel as the code wants it."""
@@ -86,6 +92,15 @@ class FilterCall:
     @property
     def bytes(self) -> int:
         return OVERHEAD + getattr(self.kernel, "nbytes", 0)
+
+
+class Step(NamedTuple):
+    """A call that was made before, and where its arrays begin, in bytes after the given ones."""
+
+    call: FilterCall
+    x: int
+    y: int
+    value: float
 
 
 def _parts(plan: Plan) -> tuple[Any, Target, Schedule]:
@@ -167,6 +182,9 @@ class FilterEngine(Engine):
         super().__init__(algorithms, limit)
         self.ready: Lru[FilterExecutable] = Lru(limit)
         self.calls: Lru[FilterCall] = Lru(CALL_BYTES, weigh=lambda call: call.bytes)
+        # passes over arrays of any shape; empty where each must look again
+        self.steps: Lru[tuple[Step, ...]] = Lru(CALL_BYTES, weigh=lambda steps: OVERHEAD + sum(
+            step.call.bytes for step in steps))
         self._ranks: Lru[int] = Lru(limit)
 
     def plan_filter(self, p: Any, t: Target, algorithm: str | None = None) -> Plan:

@@ -67,9 +67,12 @@ class Element:
         """As it is stored where C converts: without what follows the point, the lowest bits."""
         if self.is_float:
             return value.to(self.kind)
-        wide = value.f.ll.fptosi(value.ir, ir.VectorType(I32, value.lanes))
-        kind = ir.VectorType(self.kind, value.lanes)
-        return Vector(value.f, wide if self.kind == I32 else value.f.ll.trunc(wide, kind))
+        return self.lowest(value.whole())
+
+    def lowest(self, words: Words) -> Vector:
+        """As many of their lowest bits as this integer has."""
+        kind = ir.VectorType(self.kind, words.lanes)
+        return Vector(words.f, words.ir if self.kind == I32 else words.f.ll.trunc(words.ir, kind))
 
     def least(self, a: Vector, b: Vector) -> Vector:
         """The smaller, of numbers as they are in memory."""

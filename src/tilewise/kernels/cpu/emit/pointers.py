@@ -11,7 +11,22 @@ from typing import TYPE_CHECKING, Any
 from llvmlite import ir
 
 from .elements import FLOAT32, Element
-from .values import BOOL, F32, F64, I8, I32, I64, PTR, VOID, Bits, Index, Value, Vector, bits_bytes
+from .values import (
+    BOOL,
+    F32,
+    F64,
+    I8,
+    I32,
+    I64,
+    PTR,
+    VOID,
+    Bits,
+    Index,
+    Value,
+    Vector,
+    Words,
+    bits_bytes,
+)
 
 if TYPE_CHECKING:
     from .function import Function
@@ -125,6 +140,20 @@ class Pointer(Value):
             one = self.f.ll.load((self + offset).ir, align=element.bytes, typ=element.kind)
             found = self.f.ll.insert_element(found, one, ir.Constant(I32, lane))
         return Vector(self.f, found)
+
+    def gather_words(self, places: Words) -> Words:
+        """The 32-bit integers at these places, each counted from here."""
+        f, lanes = self.f, places.lanes
+        many, kind = ir.VectorType(I64, lanes), ir.VectorType(I32, lanes)
+        start = f.splat(self.address().ir, lanes).ir
+        offsets = f.ll.shl(f.ll.zext(places.ir, many), ir.Constant(many, [2] * lanes))
+        pointers = f.ll.inttoptr(f.ll.add(start, offsets), ir.VectorType(PTR, lanes))
+        mask = ir.VectorType(BOOL, lanes)
+        gather = f.intrinsic(f"llvm.masked.gather.v{lanes}i32.v{lanes}p0", kind,
+                             [pointers.type, I32, mask, kind])
+        return Words(f, f.ll.call(gather, [pointers, ir.Constant(I32, 4),
+                                           ir.Constant(mask, [1] * lanes),
+                                           ir.Constant(kind, [0] * lanes)]))
 
     def prefetch(self, offset: Index | int = 0, level: int = 2) -> None:
         """Ask for a cache line to be brought into cache level 1, 2 or 3."""

@@ -93,6 +93,11 @@ class Index(Value):
         """0 <= this < end, in one comparison."""
         return Flag(self.f, self.f.ll.icmp_unsigned("<", self.ir, end.ir))
 
+    def bits(self, lanes: int) -> Bits:
+        """The lowest as flags, one for every lane."""
+        whole = self.f.ll.trunc(self.ir, ir.IntType(lanes))
+        return Bits(self.f, self.f.ll.bitcast(whole, ir.VectorType(BOOL, lanes)))
+
     def minimum(self, other: Index | int) -> Index:
         return (self < other).select(self, self.f.index(other))
 
@@ -140,6 +145,10 @@ class Vector(Value):
     def words(self) -> Words:
         """The bits of float32."""
         return Words(self.f, self.f.ll.bitcast(self.ir, ir.VectorType(I32, self.lanes)))
+
+    def whole(self) -> Words:
+        """What is before the point, as integers."""
+        return Words(self.f, self.f.ll.fptosi(self.ir, ir.VectorType(I32, self.lanes)))
 
     def absolute(self) -> Vector:
         return self.words().masked(0x7FFF_FFFF).floats()

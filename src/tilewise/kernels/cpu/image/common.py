@@ -41,9 +41,14 @@ class FilterSizes:
     isa_lanes: int  # floats in a vector
 
     @cached
+    def work(self) -> str:
+        """The type that is summed in."""
+        return self.p.work
+
+    @cached
     def bytes(self) -> int:
         """Of a number as it is summed."""
-        return ELEMENTS[self.p.work].bytes
+        return ELEMENTS[self.work].bytes
 
     @cached
     def lanes(self) -> int:
@@ -51,7 +56,7 @@ class FilterSizes:
 
     @property
     def dtype(self) -> Any:
-        return np.float64 if self.p.work == "f64" else np.float32
+        return np.float64 if self.work == "f64" else np.float32
 
     @cached
     def span(self) -> int:
@@ -90,10 +95,10 @@ class FilterModule:
 
     def __init__(self, sizes: Any, isa: Isa) -> None:
         self.g, self.p, self.s, self.isa = sizes, sizes.p, sizes.s, isa
-        self.work = ELEMENTS[self.p.work].kind
+        self.work = ELEMENTS[sizes.work].kind
         self.source: Element = ELEMENTS[self.p.dtype]
         self.target: Element = ELEMENTS[self.p.out]
-        self.packed: Element = ELEMENTS[self.p.work]
+        self.packed: Element = ELEMENTS[sizes.work]
 
     def module(self) -> Module:
         self.m = Module(self.isa)
@@ -115,6 +120,11 @@ class FilterModule:
     def stored(self, value: Vector) -> Vector:
         """An output as it is written."""
         return self.target.cut_off(value) if self.p.form == "whole" else value
+
+    def put(self, f: Function, y: Pointer, value: Vector, x: Pointer, weight: Pointer,
+            count: Index | None = None) -> None:
+        """Write an output that was made of what lies at `x`; with `count`, some of its lanes."""
+        y.store(self.stored(value), count=count, streaming=self.s.stream and count is None)
 
     def writers(self) -> None:
         """`fast` and `careful`, which make and write `outputs`."""
@@ -149,8 +159,9 @@ class FilterModule:
                 here = f.y.of(self.target) + column.i
                 for i, value in enumerate(found):
                     row, v = divmod(i, s.vectors)
-                    here.bytes(f.y_row * row + v * g.lanes * size).store(
-                        self.stored(value), streaming=s.stream)
+                    at = column.i * g.bytes + (row * g.pitch + v * g.lanes * g.bytes)
+                    self.put(f, here.bytes(f.y_row * row + v * g.lanes * size), value,
+                             f.x.bytes(at), f.weight)
             with f.when(whole < f.width):
                 f.call(self.careful, f.x.bytes(whole * g.bytes), f.weight,
                        f.y.bytes(whole * size), f.y_row, f.width - whole, f.index(s.rows))
@@ -171,8 +182,9 @@ class FilterModule:
             here = f.y.of(self.target) + column.i
             for row, value in enumerate(found):
                 with f.when(f.index(row) < f.rows):
-                    here.bytes(f.y_row * row).store(
-                        self.stored(value), count=(f.width - column.i).minimum(g.lanes))
+                    self.put(f, here.bytes(f.y_row * row), value,
+                             f.x.bytes(column.i * g.bytes + row * g.pitch), f.weight,
+                             (f.width - column.i).minimum(g.lanes))
         return f
 
     def _tasks(self, f: Function, frame: Pointer) -> Index:

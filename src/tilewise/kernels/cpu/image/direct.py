@@ -18,6 +18,7 @@ class Geometry(FilterSizes):
 
     def pack_weight(self, kernel: Any) -> Any:
         """[chunk of kernel rows][column][row of the chunk]."""
+        kernel = np.asarray(kernel)
         parts = [kernel[chunk].T.ravel() for chunk in self.chunks(self.p.r)]
         return np.concatenate(parts).astype(self.dtype)
 

@@ -18,8 +18,11 @@ from ..emit import ELEMENTS, Function, Module, Pointer, Vector
 from .common import FilterModule, FilterSizes
 
 WEIGHTED = ("taps", "line", "even", "odd")
-PAIRED = ("even", "odd")
+PAIRED = {"even": 1.0, "odd": -1.0}  # the sign of the second of a pair
 EPSILON = 2.0 ** -52  # scipy leaves out smaller weights of filters that are no lines
+
+
+Entry = tuple[list[tuple[int, int]], float, float]  # places, their weight, the second's sign
 
 
 class Geometry(FilterSizes):
@@ -28,25 +31,30 @@ class Geometry(FilterSizes):
     def pack_weight(self, kernel: Any) -> Any:
         """The table as 64-bit words."""
         form, words = self.p.form, [0]
-        for places, weight in self.entries(kernel):
+        for places, weight, _ in self.entries(kernel):
             words += [row * self.pitch + column * self.p.c * self.bytes for row, column in places]
             words += [_bits(weight)] * (form in WEIGHTED)
             words[0] += 1
         return np.array(words, np.int64)
 
-    def entries(self, kernel: Any) -> list[tuple[list[tuple[int, int]], float]]:
-        """Places of the kernel that share a weight, in the order of the sums; scipy's."""
-        if self.p.form not in WEIGHTED:
-            return [([(int(i), int(j))], 1.0) for i, j in np.argwhere(kernel)]
-        flat = kernel.ravel()
-        taps = [([divmod(i, self.p.s)], float(weight)) for i, weight in enumerate(flat)]
-        if self.p.form == "line":
-            return [taps[-1], *taps[:-1]]
-        if self.p.form == "taps":
-            return [tap for tap in taps if abs(tap[1]) > EPSILON] or taps[:1]
-        middle = len(taps) // 2
-        return [taps[middle], *(([*taps[i][0], *taps[-1 - i][0]], taps[i][1])
-                                for i in range(middle))]
+    def entries(self, kernel: Any) -> list[Entry]:
+        """Places of the kernel that share a weight, in the order of the sums."""
+        return ordered(kernel, self.p.form)
+
+
+def ordered(kernel: Any, form: str) -> list[Entry]:
+    """scipy's order of sums."""
+    if form not in WEIGHTED:
+        return [([(int(i), int(j))], 1.0, 0.0) for i, j in np.argwhere(kernel)]
+    taps: list[Entry] = [([divmod(i, kernel.shape[1])], float(weight), 0.0)
+                         for i, weight in enumerate(kernel.ravel())]
+    if form == "line":
+        return [taps[-1], *taps[:-1]]
+    if form == "taps":
+        return [tap for tap in taps if abs(tap[1]) > EPSILON] or taps[:1]
+    middle, sign = len(taps) // 2, PAIRED[form]
+    return [taps[middle], *(([*taps[i][0], *taps[-1 - i][0]], taps[i][1], sign)
+                            for i in range(middle))]
 
 
 def _bits(weight: float) -> int:
