@@ -17,6 +17,7 @@ from ..conv.running import ENGINE
 from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.target import Target
+from ..kernels.cpu.emit.threads import alone_after_fork
 from .ahead import look as look_ahead
 from .capture import Capture, tensors_of
 from .deciding import forms_of
@@ -97,7 +98,8 @@ class Captured:
         if capture is None:
             return type(self.module).forward(self.module, *args, **kwargs)
         try:
-            return capture(tensors)
+            with alone_after_fork():  # some of its steps may be torch's
+                return capture(tensors)
         except Mismatch:  # a tensor is cut into fewer pieces than was taken for granted
             return type(self.module).forward(self.module, *args, **kwargs)
 
