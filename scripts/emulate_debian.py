@@ -52,7 +52,7 @@ CHECKS = {
 TOLD = {"resnet18": "`optimize(resnet18())` within its bound of float64",
         "cached": "a second process finds all compiled code",
         "forked": "a forked child computes the same bits, and compiles",
-        "uses": "training, `torch.export`",
+        "uses": "the five uses of [Compatibility](compatibility.md)",
         "readme": "the code of README.md"}
 
 
