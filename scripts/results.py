@@ -62,6 +62,8 @@ MADE = {
                       "tilewise gpu-audit --gpu sm_90 --defaults -o gpu_audit.json"),
     "arm": Made("python scripts/emulate_arm.py -o arm.json",
                 "python scripts/emulate_arm.py generic --share 0.02 -o arm.json"),
+    "arm_debian": Made("python scripts/emulate_debian.py -o arm_debian.json",
+                       "python scripts/emulate_debian.py resnet18 -o arm_debian.json"),
     "torch_versions": Made("python scripts/try_torch.py -o torch_versions.json",
                            "python scripts/try_torch.py --here -o torch_versions.json"),
 }

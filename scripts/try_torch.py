@@ -1,12 +1,13 @@
-"""Try the wheel with several versions of torch, each in an environment that is removed after.
+"""Try the wheel with versions of torch and Python, each in an environment that is removed after.
 
-    python scripts/try_torch.py                            # VERSIONS below
-    python scripts/try_torch.py 2.8 newest -o torch_versions.json
+    python scripts/try_torch.py                            # VERSIONS with each of PYTHONS
+    python scripts/try_torch.py 2.8 newest --python 3.11 --python 3.13 -o torch_versions.json
     python scripts/try_torch.py --here                     # the torch of this interpreter
     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu python scripts/try_torch.py
 
 The last form takes torch's CPU builds. Without it a version can be a CUDA build, for which 6 GB
-of disk are needed at a time. scripts/check_torch.py is what runs in each environment.
+of disk are needed at a time. Each Python is looked for on the PATH by its name, as python3.12.
+scripts/check_torch.py is what runs in each environment. Pairs that the file has are replaced.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 CHECK = ROOT / "scripts" / "check_torch.py"
 VERSIONS = ("2.6", "2.8", "2.10", "2.12", "2.13", "newest")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+Row = dict[str, Any]
 
 
 def requirement(name: str) -> str:
@@ -54,51 +58,76 @@ def check(python: Path, cache: Path, *flags: str) -> dict[str, Any]:
         return {"versions": {}, "uses": {"import": f"no: {last[:160]}"}}
 
 
-def attempt(name: str, wheel: Path) -> dict[str, Any]:
+def interpreter(name: str) -> Path | None:
+    """A Python by its version; what stands on the PATH may be an empty shell that cannot start."""
+    found = shutil.which(f"python{name}")
+    if found is None or subprocess.run([found, "-c", ""], capture_output=True).returncode:
+        return None
+    return Path(found)
+
+
+def attempt(torch: str, python: str, wheel: Path) -> Row:
+    own, row = interpreter(python), {"asked": torch, "python": python, "versions": {}}
+    if own is None:
+        return row | {"uses": {"python": f"not tried: no python{python} on the PATH"}}
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        run(sys.executable, "-m", "venv", place / "venv")
-        python = place / "venv" / "bin" / "python"
-        pip = (python, "-m", "pip", "install", "-q", "--no-cache-dir", "--no-compile")
+        run(own, "-m", "venv", place / "venv")
+        inside = place / "venv" / "bin" / "python"
+        pip = (inside, "-m", "pip", "install", "-q", "--no-compile")
         try:
-            run(*pip, requirement(name))
+            run(*pip, requirement(torch))
             run(*pip, wheel)
         except subprocess.CalledProcessError:
-            return {"asked": name, "versions": {}, "uses": {"install": "no: pip failed"}}
+            return row | {"uses": {"install": "no: pip failed"}}
         (place / "cache").mkdir(mode=0o700)
-        return {"asked": name, **check(python, place / "cache", "-I")}
+        return row | check(inside, place / "cache", "-I")
 
 
-def rows(names: list[str], here: bool) -> Iterator[dict[str, Any]]:
+def rows(torches: list[str], pythons: list[str], here: bool) -> Iterator[Row]:
     if here:
         with tempfile.TemporaryDirectory() as cache:
-            yield {"asked": "here", **check(Path(sys.executable), Path(cache))}
+            yield {"asked": "here", "python": ".".join(platform.python_version_tuple()[:2]),
+                   **check(Path(sys.executable), Path(cache))}
         return
     with tempfile.TemporaryDirectory() as directory:
         wheel = build_wheel(Path(directory))
-        for name in names:
-            yield attempt(name, wheel)
+        for torch in torches:
+            for python in pythons:
+                yield attempt(torch, python, wheel)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", help=", ".join(VERSIONS))
+    parser.add_argument("--python", action="append", dest="pythons", help=", ".join(PYTHONS))
     parser.add_argument("--here", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     found = []
-    for row in rows(args.versions or list(VERSIONS), args.here):
-        print(row["asked"], row["versions"].get("torch", ""), row["uses"], flush=True)
+    for row in rows(args.versions or list(VERSIONS), args.pythons or list(PYTHONS), args.here):
+        print(row["asked"], row["python"], row["versions"].get("torch", ""), row["uses"],
+              flush=True)
         found.append(row)
-    if args.output:
-        result = {"kind": "compatibility", "command": shlex.join(["python", *sys.argv]),
-                  "date": date.today().isoformat(),
-                  "machine": {"versions": {"python": platform.python_version()}}, "settings": {},
-                  "rows": found, "plans": [], "format": 1}
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
+        if args.output:
+            save(args.output, found)
     failed = [use for row in found for use in row["uses"].values() if use.startswith("no:")]
     return 1 if failed else 0
+
+
+def save(path: Path, found: list[Row]) -> None:
+    """Beside the pairs that the file has already, in the order of the lists above."""
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    known = {(row["asked"], row["python"]): row for row in (*old, *found)}
+    order = [*VERSIONS, *dict.fromkeys(torch for torch, _ in known if torch not in VERSIONS)]
+    kept = sorted(known.values(), key=lambda row: (order.index(row["asked"]),
+                                                   int(row["python"].split(".")[1])))
+    result = {"kind": "compatibility", "command": shlex.join(["python", *sys.argv]),
+              "date": date.today().isoformat(),
+              "machine": {"versions": {"python": platform.python_version()}}, "settings": {},
+              "rows": kept, "plans": [], "format": 1}
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

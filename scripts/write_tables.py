@@ -285,14 +285,26 @@ def _zoo_mean(result: dict[str, Any]) -> str:
 
 
 def _compatibility(result: dict[str, Any]) -> list[str]:
-    uses = list(dict.fromkeys(use for row in result["rows"] for use in row["uses"]))
-    lines = [f"| torch | {' | '.join(uses)} | numpy | llvmlite |", "|---" * (len(uses) + 3) + "|"]
-    for row in result["rows"]:
-        found = row["versions"]
-        cells = [found.get("torch", row["asked"]), *(row["uses"].get(use, "") for use in uses),
-                 found.get("numpy", ""), found.get("llvmlite", "")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    """A row for each torch, a column for each Python."""
+    pythons = sorted({row["python"] for row in result["rows"]}, key=lambda name: (len(name), name))
+    lines = [f"| torch | {' | '.join(f'Python {python}' for python in pythons)} |",
+             "|---" * (len(pythons) + 1) + "|"]
+    for asked in dict.fromkeys(row["asked"] for row in result["rows"]):
+        found = {row["python"]: row for row in result["rows"] if row["asked"] == asked}
+        torch = {row["versions"].get("torch", asked).partition("+")[0] for row in found.values()}
+        cells = [_uses(found[python]["uses"]) if python in found else "not tried"
+                 for python in pythons]
+        lines.append(f"| {' | '.join((', '.join(sorted(torch)), *cells))} |")
+    names = ("numpy", "llvmlite")
+    others = {name: sorted({row["versions"][name] for row in result["rows"] if row["versions"]})
+              for name in names}
+    return [*lines, "", "Beside " + ", ".join(f"{name} {' or '.join(others[name])}"
+                                              for name in names) + "."]
+
+
+def _uses(uses: dict[str, str]) -> str:
+    """`all`, or what was not done and why."""
+    return "; ".join(f"{use}: {said}" for use, said in uses.items() if said != "yes") or "all"
 
 
 def _arm(result: dict[str, Any]) -> list[str]:
@@ -306,6 +318,22 @@ def _arm(result: dict[str, Any]) -> list[str]:
                f"{len(row['faults']['unseen'])} were not noticed."
                for row in result["rows"] if "faults" in row]
     return [*lines, "", *planted]
+
+
+def _arm_debian(result: dict[str, Any]) -> list[str]:
+    lines = ["| in an emulated Debian for arm64 | passed | seconds |", "|---|---|--:|"]
+    lines += [f"| {row['told']} | {_passed(row)} | {row['seconds']} |" for row in result["rows"]]
+    model = next(row for row in result["rows"] if row["check"] == "resnet18")
+    return [*lines, "", f"ResNet-18: {model['generated']} of {model['layers']} layers run "
+            f"generated code. Its relative error against float64 is {model['error']:.1e}, and "
+            f"torch's {model['error_of_torch']:.1e}. It compiled {model['compiled']} kernels; the "
+            "second process compiled none."]
+
+
+def _passed(row: dict[str, Any]) -> str:
+    if "uses" in row:
+        return _uses(row["uses"])
+    return "yes" if row["passed"] else "no"
 
 
 def _gpu_audit(result: dict[str, Any]) -> list[str]:
@@ -328,7 +356,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "training": _training, "filter2d": _filter2d, "images": _images,
     "images-equal": _images_equal, "images-large": _images_large, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
-    "arm": _arm}
+    "arm": _arm, "arm-debian": _arm_debian}
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

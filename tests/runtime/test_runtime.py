@@ -169,6 +169,25 @@ def test_convolutions_in_a_forked_child(ways: tuple[str, ...]) -> None:
     assert max(map(float, in_process(fork_after_work, *ways))) < 1e-5
 
 
+def fork_after_a_model() -> list[str]:
+    """The largest difference between a child's results and its parent's, in two calls each."""
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    # the linear layer is torch's, by a library that hangs in a child if it may use two threads
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(),
+                                torch.nn.Flatten(), torch.nn.Linear(16 * 32 * 32, 1000)).eval()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        fast = tilewise.optimize(model, images)
+        expected = [fast(images), fast(images)][1]
+        return [forked(lambda: max((fast(images) - expected).abs().max().item() for _ in range(2)))
+                for _ in range(2)]
+
+
+def test_an_optimised_model_in_a_forked_child() -> None:
+    assert max(map(float, in_process(fork_after_a_model))) < 1e-5
+
+
 def fork_while_others_work() -> list[str]:
     """Forks at any moment of threads that plan, compile, allocate and free."""
     torch.set_num_threads(2)

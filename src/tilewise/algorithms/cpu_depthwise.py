@@ -72,9 +72,9 @@ def _row_cycles(p: Problem, t: Target, tile_w: int) -> float:
 def _tile_cycles(p: Problem, t: Target, width: int) -> float:
     columns = (width - 1) * p.stride[1] + p.s
     if p.group_c == 1:
-        row = max(width * p.s / t.row.units, (columns + p.s) / 2) + 3
+        row = max(width * p.s / t.starts, (columns + p.s) / 2) + 3
         return SLOWER * (p.r * row + 3 * width + 12)
-    row = (width * p.s + columns) / t.row.units + 3  # shuffles take the units that products take
+    row = (width * p.s + columns) / t.starts + 3  # shuffles take the units that products take
     row += max(0, columns - NEAR)
     slower = SHUFFLED if p.stride == (1, 1) else STRIDED
     return slower * (p.r * p.group_c * row + 3 * width + 12)

@@ -61,7 +61,7 @@ class CpuFewRows(CpuAlgorithm):
         return Schedule(streams=4)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
-        cycles = p.n * p.k * p.c / t.lanes / t.row.units
+        cycles = p.n * p.k * p.c / t.lanes / t.starts
         times = 1 + AGAIN * (math.ceil(p.n / TOGETHER) - 1)
         return seconds(t, cycles, p.image_bytes, 0,
                        weights=TORCH * times * p.weight_bytes * self.stored / 32)

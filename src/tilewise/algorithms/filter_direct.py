@@ -37,7 +37,7 @@ class FilterDirect(CpuFilter):
                         stream=can_stream(p, t))
 
     def cost(self, p: Any, t: Target, s: Any) -> float:
-        per_column = max(s.rows * s.chunk * s.vectors / t.row.units,
+        per_column = max(s.rows * s.chunk * s.vectors / t.starts,
                          (s.rows + s.chunk - 1) * s.vectors + s.chunk / 2) + 2
         slow = 1.0 if t.row.fma else 2.0
         lanes = t.lanes // (2 if p.work == "f64" else 1)

@@ -42,7 +42,7 @@ class FilterSeparable(CpuFilter):
 
     def cost(self, p: Any, t: Target, s: Any) -> float:
         slow = 1.0 if t.row.fma else 2.0
-        down = p.r * max(slow / t.row.units, 0.5 * (s.rows + s.chunk - 1) / s.rows / s.chunk) + 3
+        down = p.r * max(slow / t.starts, 0.5 * (s.rows + s.chunk - 1) / s.rows / s.chunk) + 3
         across = p.s * 1.1 * slow + 1  # a load that crosses cache lines for each tap
         lanes = t.lanes // (2 if p.work == "f64" else 1)
         cycles = p.rank * (down + across) + 4

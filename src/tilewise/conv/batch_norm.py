@@ -15,6 +15,10 @@ from ..runtime.batch_norm import Statistics
 from .again import is_plain_gradient, is_transformed, is_unwatched
 from .operators import whole
 
+# hooks of all modules
+EVERYWHERE = (modules._global_forward_hooks, modules._global_forward_pre_hooks,
+              modules._global_backward_hooks, modules._global_backward_pre_hooks)
+
 
 def normalised(norm: Any, x: Tensor, residual: Tensor | None,
                activation: str | None) -> Tensor | None:
@@ -46,7 +50,7 @@ def _is_ours(norm: Any, x: Tensor, residual: Tensor | None, activation: str | No
 
 def _is_hooked(norm: Any) -> bool:
     return bool(norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks
-                or norm._backward_pre_hooks or modules._has_any_global_hook())
+                or norm._backward_pre_hooks or any(EVERYWHERE))
 
 
 @torch.no_grad()

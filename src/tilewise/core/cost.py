@@ -48,8 +48,9 @@ def tile_cycles(t: Target, rows: int, vectors: int, steps: int, apart: int = LIN
 
     Its rows lie so many bytes `apart`.
     """
-    multiplies = rows * vectors / t.row.units
-    loads = (rows + vectors) / 2 if rows <= _together(t, apart) else CROWDED * rows
+    multiplies = rows * vectors / t.starts
+    reads = 2 if t.starts < 4 else 3  # that can start in a cycle
+    loads = (rows + vectors) / reads if rows <= _together(t, apart) else CROWDED * rows
     latency = 4.0 if steps > SHORT else 2.0  # of a short sum, the next begins meanwhile
     slow = 1.0 if t.row.fma else 2.0
     return steps * slow * max(multiplies, loads, latency) * 1.04 + 2.0 * rows * vectors + 25

@@ -11,6 +11,9 @@ from .errors import TilewiseError
 from .gpu import GPUS, architecture
 from .isa import ISA, NO_ISA, Isa, available
 
+IDENTITY = Path("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1")
+FOUR_UNITS = (0xD40, 0xD4F, 0xD83, 0xD84)  # Neoverse V1, V2, V3AE, V3: of 128 bits each
+
 
 @dataclass(frozen=True)
 class Target:
@@ -25,6 +28,7 @@ class Target:
         l3: Bytes of the shared cache.
         hertz: Clock rate that is assumed.
         bandwidth: Bytes a second to and from memory, of all threads.
+        units: Multiply-adds that can start in a cycle; 0 is what is usual for the instruction set.
 
     >>> str(Target("cpu", "avx2", threads=2))
     'cpu:avx2:t2'
@@ -38,6 +42,7 @@ class Target:
     l3: int = 32 << 20  # bytes shared
     hertz: float = 2.5e9
     bandwidth: float = 12e9  # bytes a second to and from memory, all threads
+    units: int = 0  # multiply-adds that can start in a cycle; 0 is what is usual for the row
 
     @property
     def row(self) -> Isa:
@@ -52,9 +57,14 @@ class Target:
         return self.row.registers
 
     @property
+    def starts(self) -> int:
+        """Multiply-add instructions that can start in a cycle."""
+        return self.units or self.row.units
+
+    @property
     def core_peak(self) -> float:
         """Multiply-add limit of one core in operations a second."""
-        return 2 * self.row.lanes * self.row.units * self.hertz
+        return 2 * self.row.lanes * self.starts * self.hertz
 
     @property
     def peak(self) -> float:
@@ -109,6 +119,26 @@ def _cache_bytes(level: int, default: int) -> int:
     return default
 
 
+def units_of(isa: str, identity: str) -> int:
+    """Of a processor by Arm's number of it, which Linux tells; 0 where the row's number holds.
+
+    >>> units_of("neon", "0x00000000410fd4f0")
+    4
+    """
+    try:
+        part = int(identity, 16) >> 4 & 0xFFF
+    except ValueError:
+        return 0
+    return 4 if isa == "neon" and part in FOUR_UNITS else 0
+
+
+def _identity() -> str:
+    try:
+        return IDENTITY.read_text().strip()
+    except OSError:  # not Arm, or an emulator
+        return ""
+
+
 @lru_cache(maxsize=64)
 def _host(isa: str | None, threads: int) -> Target:
     rows = [row.name for row in available()] or [NO_ISA.name]
@@ -116,4 +146,5 @@ def _host(isa: str | None, threads: int) -> Target:
     if name not in rows:
         raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows)}")
     return Target("cpu", name, threads, l1=_cache_bytes(1, 32 << 10),
-                  l2=_cache_bytes(2, 1 << 20), l3=_cache_bytes(3, 32 << 20))
+                  l2=_cache_bytes(2, 1 << 20), l3=_cache_bytes(3, 32 << 20),
+                  units=units_of(name, _identity()))

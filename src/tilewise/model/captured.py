@@ -17,6 +17,7 @@ from ..conv.running import ENGINE
 from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.target import Target
+from ..kernels.cpu.emit.threads import is_forked, one_thread
 from .ahead import look as look_ahead
 from .capture import Capture, tensors_of
 from .deciding import forms_of
@@ -93,6 +94,12 @@ class Captured:
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_forked():  # some of its steps may be torch's, which would wait for lost threads
+            with one_thread():
+                return self._run(args, kwargs)
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         capture, tensors = self.find(args, kwargs)
         if capture is None:
             return type(self.module).forward(self.module, *args, **kwargs)

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torchs
 
+from ..conv.batch_norm import EVERYWHERE
 from ..runtime.stamps import ATTEMPTS, Stamps, dicts_count, of_dict, of_kind
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-EVERYWHERE = (torchs._global_forward_hooks, torchs._global_forward_pre_hooks,
-              torchs._global_backward_hooks, torchs._global_backward_pre_hooks)
 FIXED = (int, float, complex, str, bytes, type(None), type(...), range, slice, enum.Enum,
          torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type,

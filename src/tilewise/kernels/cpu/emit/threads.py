@@ -178,6 +178,11 @@ def run_entry(entry: Callable[[int], None], frame: Any) -> None:
         entry(address)
 
 
+def is_forked() -> bool:
+    """Whether this process has lost threads that torch had."""
+    return _RUNTIME.forked
+
+
 def alone_after_fork() -> AbstractContextManager[None]:
     """torch's own operators on this thread, where those that it had did not survive a fork."""
     return one_thread() if _RUNTIME.forked else nullcontext()
