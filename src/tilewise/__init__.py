@@ -16,7 +16,7 @@ from .model.profile import profile
 from .model.stream import stream
 from .tools import wisdom
 from .tools.gpu_audit import gpu_audit
-from .tools.settings import algorithms, set_cache_limit, set_memory_limit
+from .tools.settings import algorithms, set_cache_limit, set_memory_limit, threads
 
 try:
     __version__ = version("tilewise")
@@ -27,4 +27,4 @@ __all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError",
            "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
            "conv_transpose3d", "explain",
            "filter2d", "gpu_audit", "nn", "optimize", "profile", "set_cache_limit",
-           "set_memory_limit", "stream", "wisdom"]
+           "set_memory_limit", "stream", "threads", "wisdom"]
