@@ -2,6 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from . import bundle
 from .conv.lines import conv1d
 from .conv.ops import conv2d
 from .conv.transposed import conv_transpose1d, conv_transpose2d
@@ -24,6 +25,7 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+source"
 
 __all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError", "algorithms",
+           "bundle",
            "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
            "conv_transpose3d", "explain",
            "filter2d", "gpu_audit", "nn", "optimize", "profile", "set_cache_limit",
