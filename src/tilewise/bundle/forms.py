@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..conv.lines import as_image, image_of
 from ..runtime.executable import Ready
-from ..runtime.weights import MADE, Made, bring
+from ..runtime.weights import MADE, Made
 from .files import Refused, Writer
 from .tensors import Mapped, written
 
@@ -83,9 +83,9 @@ def _tensors(value: Any, *place: int) -> Iterator[tuple[tuple[int, ...], Tensor]
         yield place, value
 
 
-def bring_all(forms: list[Any], model: nn.Module, memory: Mapped) -> int:
-    """What a bundle has of a model's tensors is used in the place of what would be made."""
-    tensors, values = named_tensors(model), list[Any]()
+def restored(forms: list[Any], model: nn.Module, memory: Mapped) -> list[tuple[Any, ...]]:
+    """What a bundle has of a model's tensors: names, values and sources, as `bring` wants them."""
+    tensors, values, found = named_tensors(model), list[Any](), list[tuple[Any, ...]]()
 
     def source(text: Any) -> Tensor | None:
         if text is None or isinstance(text, str):
@@ -103,10 +103,10 @@ def bring_all(forms: list[Any], model: nn.Module, memory: Mapped) -> int:
     try:
         for form in forms:
             values.append(_restored(form["value"], memory))
-            bring(_as_tuple(form["name"]), values[-1], *map(source, form["sources"]))
+            found.append((_as_tuple(form["name"]), values[-1], *map(source, form["sources"])))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
         raise Refused(f"the manifest has a prepared weight that cannot be: {problem!r}") from None
-    return len(forms)
+    return found
 
 
 def _restored(value: Any, memory: Mapped) -> Any:

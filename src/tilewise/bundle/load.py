@@ -19,8 +19,9 @@ from ..core.target import Target
 from ..kernels.cpu.emit import jit
 from ..model.optimize import optimize
 from ..planner.wisdom import Decided
+from ..runtime.weights import bring
 from .files import PARAMETERS, ROW, Folder, Refused, bytes_of, hashes
-from .forms import bring_all, named_tensors
+from .forms import named_tensors, restored
 from .manifest import Manifest, read, versions
 from .tensors import Mapped, name_of
 
@@ -85,8 +86,10 @@ def _use(model: nn.Module, manifest: Manifest, folder: Folder) -> None:
     plans = Decided(dict(ENGINE.planner.decided.versions))
     plans.read(text, folder.path / place["plans"])
     memory = Mapped(folder.mapped(place["prepared"], manifest.file(place["prepared"])))
+    forms = restored(facts["forms"], model, memory)
     jit.BROUGHT.update(objects)
-    bring_all(facts["forms"], model, memory)
+    for form in forms:
+        bring(*form)
     ENGINE.planner.decided.entries.update(plans.entries)
     ENGINE.executables.clear()  # what was planned without it
 
@@ -117,9 +120,11 @@ class _NoValues(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (),
                            kwargs: Any = None) -> Any:
-        if function in (Tensor.normal_, Tensor.uniform_):
-            return args[0]
-        return function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if function in (Tensor.normal_, Tensor.uniform_) or (
+                getattr(function, "__module__", None) == "torch.nn.init"):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
 
 
 def without_values(make: Callable[[], nn.Module]) -> nn.Module:

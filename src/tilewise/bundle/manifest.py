@@ -40,14 +40,22 @@ class Manifest:
     def to_json(self) -> str:
         files = {name: {"bytes": file.bytes, "sha256": list(file.sha256)}
                  for name, file in sorted(self.files.items())}
-        return json.dumps({"format": FORMAT, "versions": self.versions, "piece": PIECE,
-                           "files": files, "state": state_digest(self.parameters),
-                           "parameters": self.parameters, "rows": self.rows}, indent=1) + "\n"
+        body = {"versions": self.versions, "piece": PIECE, "files": files,
+                "state": state_digest(self.parameters), "parameters": self.parameters,
+                "rows": self.rows}
+        return json.dumps({"format": FORMAT, "sha256": sealed(body), "body": body},
+                          indent=1) + "\n"
 
     def file(self, name: str) -> Stated:
         if name not in self.files:
             raise Refused(f"the manifest says nothing of {name}")
         return self.files[name]
+
+
+def sealed(body: Any) -> str:
+    """A digest of what a manifest says: damage is noticed, an attack needs a pinned digest."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def state_digest(parameters: dict[str, Any]) -> str:
@@ -69,9 +77,12 @@ def read(folder: Folder, digest: str | None) -> Manifest:
     if digest is not None and found != digest.lower():
         raise Refused(f"{MANIFEST} has the SHA-256 {found}, needs {digest}")
     try:
-        data = json.loads(text)
-        if data["format"] != FORMAT or data["piece"] != PIECE:
-            raise Refused(f"{MANIFEST} has format {data['format']!r}, needs {FORMAT}")
+        whole = json.loads(text)
+        if whole["format"] != FORMAT:
+            raise Refused(f"{MANIFEST} has format {whole['format']!r}, needs {FORMAT}")
+        data = whole["body"]
+        if whole["sha256"] != sealed(data) or data["piece"] != PIECE:
+            raise Refused(f"{MANIFEST} is not as it was written: it was changed or damaged")
         files = {name: Stated(_size(file["bytes"]), tuple(map(str, file["sha256"])))
                  for name, file in data["files"].items()}
         manifest = Manifest(dict(data["versions"]), files, dict(data["parameters"]),

@@ -10,6 +10,7 @@ from ..bench.run import WrongResult
 from ..core.errors import NoAlgorithm, NotInstalled, TilewiseError
 from . import MISSING, NO, OK, USAGE
 from .bench import app as bench
+from .bundle import bundle
 from .doctor import doctor
 from .explain import explain
 from .gpu_audit import gpu_audit
@@ -22,6 +23,7 @@ from .tune import tune
 from .wisdom import app as wisdom
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "bundle": bundle,
     "doctor": doctor,
     "explain": explain,
     "gpu-audit": gpu_audit,

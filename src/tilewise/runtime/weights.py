@@ -166,7 +166,12 @@ made_here = 0  # that were made and not brought; tests read it
 def bring(name: object, value: Any, *sources: Tensor | None) -> None:
     """What would be made of these sources was made elsewhere; it holds while they do not change."""
     key = (name, *map(id, sources))
-    entry = Made(sources, lambda _: (BROUGHT.pop(key, None), MADE.drop(key)))
+
+    def forget(_: object) -> None:
+        BROUGHT.pop(key, None)
+        MADE.drop(key)
+
+    entry = Made(sources, forget)
     entry.is_borrowed = True
     BROUGHT[key] = entry, value
 
