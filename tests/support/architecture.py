@@ -45,11 +45,13 @@ RULES = {
     "model": Rule((*ENGINE_ROOM, "conv", "torch")),
     "tools": Rule((*ENGINE_ROOM, "conv", "torch")),
     "bundle": Rule((*ENGINE_ROOM, "conv", "model", "tools", "torch")),
+    "scale": Rule(("core", "bundle", "model", "tools", "torch")),
     "tilewise": Rule((*ENGINE_ROOM, *PUBLIC)),
     "models": Rule(("torch",)),
     "training": Rule(("core", "model", "tools", "models", "torch")),
     "bench": Rule((*ENGINE_ROOM, *PUBLIC, "tilewise", "models", "torch")),
-    "cli": Rule((*ENGINE_ROOM, *PUBLIC, "tilewise", "models", "training", "bench", "torch")),
+    "cli": Rule((*ENGINE_ROOM, *PUBLIC, "tilewise", "models", "training", "bench", "scale",
+                 "torch")),
     "__main__": Rule(("cli",)),
 }
 BY_NAME = ("import_module", "__import__")

@@ -15,6 +15,7 @@ from .doctor import doctor
 from .explain import explain
 from .gpu_audit import gpu_audit
 from .image import image
+from .infer import infer
 from .ladder import ladder
 from .output import errors
 from .report import report
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain,
     "gpu-audit": gpu_audit,
     "image": image,
+    "infer": infer,
     "ladder": ladder,
     "report": report,
     "train": train,
