@@ -26,7 +26,7 @@ import torch
 import tilewise
 from tilewise.models import lenet_b
 
-PATIENCE = 300.0  # seconds for one process, or for one round of forks
+PATIENCE = 1200.0  # seconds: fifty processes share two cores, and each imports torch
 PROCESS = """
 import sys, torch, tilewise
 sys.path.insert(0, sys.argv[1])

@@ -151,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet50")
-    parser.add_argument("--times", type=int, default=5, help="processes of each kind")
+    parser.add_argument("--times", type=int, default=3, help="processes of each kind")
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     found = rows(args.model, args.times)

@@ -56,9 +56,6 @@ MADE = {
         "--limit 256 --engines torch tilewise -o train_fashion_mnist.json"),
     "workers": Made("python benchmarks/workers.py -o workers.json",
                     "python benchmarks/workers.py --model lenet_a --times 1 -o workers.json"),
-    "stress": Made("python benchmarks/stress.py -o stress.json",
-                   "python benchmarks/stress.py --forks 5 --threads 4 --processes 2 "
-                   "-o stress.json"),
     "zoo_equal": Made("python benchmarks/zoo_equal.py -o zoo_equal.json",
                       "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
     "zoo": Made("python benchmarks/zoo.py --rounds 5 --against onnxruntime openvino -o zoo.json",
