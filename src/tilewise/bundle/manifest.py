@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +21,23 @@ FORMAT = 1
 
 
 def versions() -> dict[str, str]:
-    """Of all that a bundle depends on; `sources` is a digest of the code that writes kernels."""
+    """Of all that a bundle depends on; `sources` is a digest of the code that it comes from."""
     found = {"torch": torch.__version__, "llvm": LLVM_VERSION, "classes": CLASSES,
-             "sources": ORIGIN}
+             "sources": _sources()}
     try:
         return {**found, "tilewise": version("tilewise")}
     except PackageNotFoundError:  # run from a source tree
         return found
+
+
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """Of what writes kernels, prepares weights and plans: layouts in memory follow from it."""
+    digest, package = hashlib.sha256(ORIGIN.encode()), Path(__file__).parents[1]
+    for room in ("algorithms", "planner", "runtime", "conv", "model", "bundle"):
+        for source in sorted((package / room).rglob("*.py")):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

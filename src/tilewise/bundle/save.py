@@ -67,7 +67,7 @@ def save(model: nn.Module, examples: Any, directory: str | PathLike[str], *,
     check_module(model)
     given = examples if isinstance(examples, list) else [examples]
     arguments = [arguments_of(example) for example in given]
-    place, rows = Path(directory), _rows(isas)
+    place, rows = Path(directory).resolve(), _rows(isas)
     _check(model, arguments, place)
     place.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))

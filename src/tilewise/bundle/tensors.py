@@ -57,10 +57,10 @@ class Mapped:
         count = math.prod(shape)
         span = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if count else 0
         size = span * dtype.itemsize
-        if span != count or not 0 <= offset <= self._size - size or offset % dtype.itemsize:
-            raise Refused(f"the manifest has a tensor that is not inside of its file: {data}")
         if not count:
             return torch.empty(shape, dtype=dtype)
+        if span != count or not 0 <= offset <= self._size - size or offset % dtype.itemsize:
+            raise Refused(f"the manifest has a tensor that is not inside of its file: {data}")
         block = _block_type(size).from_address(self._start + offset)
         block.home = self._memory
         return torch.frombuffer(block, dtype=dtype, count=count).as_strided(shape, stride)

@@ -165,6 +165,8 @@ made_here = 0  # that were made and not brought; tests read it
 
 def bring(name: object, value: Any, *sources: Tensor | None) -> None:
     """What would be made of these sources was made elsewhere; it holds while they do not change."""
+    if any(map(can_change_unnoticed, sources)):
+        return
     key = (name, *map(id, sources))
 
     def forget(_: object) -> None:

@@ -117,7 +117,7 @@ def infer(make: Callable[[], nn.Module], source: str | PathLike[str],
     job = Job(make, str(source), str(place), form or Form(), column, batch,
               None if bundle is None else str(bundle), digest, threads or suggested(workers))
     known = parts(Path(source), rows)
-    _check_plan(place, _plan(known, rows, batch, column, job.form))
+    _check_plan(place, _plan(known, rows, batch, column, job.form, job.bundle))
     waiting = [part for part in known if not _file(place, part.number).exists()]
     use_ray = ray if ray is not None else workers > 1 and find_spec("ray") is not None
     told = (_by_ray(job, waiting, rows, workers) if use_ray else _here(job, waiting)
@@ -177,11 +177,13 @@ def _write(place: Path, number: int, rows: list[dict[str, Any]]) -> None:
     write_atomically(_file(place, number), content.getbuffer(), durable=True)
 
 
-def _plan(known: list[Part], rows: int, batch: int, column: str, form: Form) -> str:
+def _plan(known: list[Part], rows: int, batch: int, column: str, form: Form,
+          bundle: str | None) -> str:
     """What parts depend on: a job can only go on with the same."""
     import hashlib
 
-    text = repr((known, rows, batch, column, form))
+    manifest = (Path(bundle) / "manifest.json").read_bytes() if bundle else b""
+    text = repr((known, rows, batch, column, form, hashlib.sha256(manifest).hexdigest()))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -190,7 +192,7 @@ def _check_plan(place: Path, plan: str) -> None:
     if path.exists():
         if path.read_text() != plan:
             raise TilewiseError(f"{place} has the results of another job (other images, batch, "
-                                "rows, column or form): name another directory")
+                                "rows, column, form or bundle): name another directory")
         return
     if place.exists() and any(place.iterdir()):
         raise TilewiseError(f"{place} is not empty: name another directory")
