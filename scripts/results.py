@@ -54,8 +54,6 @@ MADE = {
         "python benchmarks/train_fashion_mnist.py runs --best -o train_fashion_mnist.json",
         "python benchmarks/train_fashion_mnist.py build/quick-runs --model lenet_b --epochs 1 "
         "--limit 256 --engines torch tilewise -o train_fashion_mnist.json"),
-    "workers": Made("python benchmarks/workers.py -o workers.json",
-                    "python benchmarks/workers.py --model lenet_a --times 1 -o workers.json"),
     "zoo_equal": Made("python benchmarks/zoo_equal.py -o zoo_equal.json",
                       "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
     "zoo": Made("python benchmarks/zoo.py --rounds 5 --against onnxruntime openvino -o zoo.json",
