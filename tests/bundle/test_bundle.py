@@ -19,7 +19,7 @@ from torch import nn
 
 import tilewise
 from tilewise.bundle import files, manifest
-from tilewise.bundle.save import Saved
+from tilewise.bundle.saving import Saved
 from tilewise.conv.running import ENGINE
 from tilewise.core.isa import available
 from tilewise.core.target import Target

@@ -3,7 +3,7 @@
 A bundle is code. It is loaded only when it is named, and what it holds is verified first.
 """
 
-from .load import load
-from .save import save
+from .loading import load
+from .saving import save
 
 __all__ = ["load", "save"]

@@ -40,7 +40,7 @@ def infer(
     """
     from ..bench.subjects import SHAPES, USUAL, _shape
     from ..scale.images import Form
-    from ..scale.infer import infer as run
+    from ..scale.jobs import infer as run
 
     channels, height, width = _shape(shape) or SHAPES.get(model, USUAL)
     form = Form(channels, height, width)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..bundle.load import load
+from ..bundle.loading import load
 from ..core.errors import TilewiseError
 from ..model.optimize import optimize
 from ..tools.settings import threads as suggested
