@@ -118,7 +118,7 @@ def processes(count: int) -> tuple[int, str]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a cached object has its checksum; it is made with a digest that its name begins."""
+    """Whether it begins as an object; its checksum needs a digest that is not in the file."""
     content = path.read_bytes()
     return len(content) > 32 and content[32:36] == b"\x7fELF"
 
