@@ -342,6 +342,11 @@ def _gpu_audit(result: dict[str, Any]) -> list[str]:
     return as_markdown(Row(**row) for row in result["rows"]).splitlines()
 
 
+def _claims(result: dict[str, Any]) -> list[str]:
+    return ["| what | wanted | found |", "|---|---|---|",
+            *(f"| {row['what']} | {row['wanted']} | {row['found']} |" for row in result["rows"])]
+
+
 def _ms(seconds: float | None) -> str:
     """Milliseconds, three digits of them or all before the point."""
     return _format(seconds, 1e3, ".0f" if (seconds or 0) >= 0.1 else ".3g")
@@ -356,7 +361,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "training": _training, "filter2d": _filter2d, "images": _images,
     "images-equal": _images_equal, "images-large": _images_large, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
-    "arm": _arm, "arm-debian": _arm_debian}
+    "arm": _arm, "arm-debian": _arm_debian, "claims": _claims}
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

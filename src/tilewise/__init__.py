@@ -2,6 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from . import bundle
 from .conv.lines import conv1d
 from .conv.ops import conv2d
 from .conv.transposed import conv_transpose1d, conv_transpose2d
@@ -16,7 +17,7 @@ from .model.profile import profile
 from .model.stream import stream
 from .tools import wisdom
 from .tools.gpu_audit import gpu_audit
-from .tools.settings import algorithms, set_cache_limit, set_memory_limit
+from .tools.settings import algorithms, set_cache_limit, set_memory_limit, threads
 
 try:
     __version__ = version("tilewise")
@@ -24,7 +25,8 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+source"
 
 __all__ = ["Epilogue", "Plan", "Problem", "Schedule", "Target", "TilewiseError", "algorithms",
+           "bundle",
            "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
            "conv_transpose3d", "explain",
            "filter2d", "gpu_audit", "nn", "optimize", "profile", "set_cache_limit",
-           "set_memory_limit", "stream", "wisdom"]
+           "set_memory_limit", "stream", "threads", "wisdom"]

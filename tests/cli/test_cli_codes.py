@@ -59,6 +59,9 @@ def result(kind: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 WRONG = [
+    ["bundle", "users_models:needs_arg", "-o", "out"],
+    ["bundle", "lenet_b", "--example", "3xa", "-o", "out"], ["bundle", "lenet_b"],
+    ["infer", "nowhere", "lenet_b", "-o", "out"], ["infer", "."],
     ["doctor", "--threads", "none"], ["profile", "no_such_model"],
     ["explain", "users_models:needs_arg"], ["explain", "users_models:fails"],
     ["explain", "users_models:none"], ["explain", "users_models:instance"],

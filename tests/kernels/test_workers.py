@@ -106,15 +106,3 @@ def test_an_application_is_not_started_again(monkeypatch, executable) -> None:
     monkeypatch.setattr(workers, "cores", lambda: 8)
     monkeypatch.setattr(workers.sys, "executable", executable)
     assert workers.Ahead().ask(requests()) == 0
-
-
-@pytest.mark.parametrize(("text", "most"), [("max 100000\n", workers.MANY), ("150000 100000\n", 1),
-                                            ("50000 100000\n", 1), ("400000 100000\n", 4),
-                                            ("nonsense", workers.MANY)])
-def test_a_container_has_as_many_cores_as_its_share(text: str, most: int, tmp_path: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "QUOTA", tmp_path / "cpu.max")
-    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert workers.cores() == 8
-    (tmp_path / "cpu.max").write_text(text)
-    assert workers.cores() == min(8, most)

@@ -101,7 +101,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Lru[Made]:
     """An empty cache of prepared weights in the place of the process's."""
     fresh: Lru[Made] = Lru(1 << 30, weigh=Made.bytes)
     monkeypatch.setattr(weights, "MADE", fresh)
-    monkeypatch.setattr(weights, "_FORMS", weights.Forms(fresh))
+    monkeypatch.setattr(weights, "FORMS", weights.Forms(fresh))
     return fresh
 
 

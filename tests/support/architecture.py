@@ -18,7 +18,7 @@ class Rule(NamedTuple):
 # Of other packages only those in GUARDED are watched.
 GUARDED = ("torch", "llvmlite", "triton")
 ENGINE_ROOM = ("core", "kernels", "algorithms", "planner", "runtime")
-PUBLIC = ("conv", "model", "image", "tools")
+PUBLIC = ("conv", "model", "image", "tools", "bundle")
 CPU = "kernels.cpu."
 RULES = {
     "core": Rule(),
@@ -44,11 +44,14 @@ RULES = {
     "image": Rule((*ENGINE_ROOM, "conv", "torch")),
     "model": Rule((*ENGINE_ROOM, "conv", "torch")),
     "tools": Rule((*ENGINE_ROOM, "conv", "torch")),
+    "bundle": Rule((*ENGINE_ROOM, "conv", "model", "tools", "torch")),
+    "scale": Rule(("core", "bundle", "model", "tools", "torch")),
     "tilewise": Rule((*ENGINE_ROOM, *PUBLIC)),
     "models": Rule(("torch",)),
     "training": Rule(("core", "model", "tools", "models", "torch")),
     "bench": Rule((*ENGINE_ROOM, *PUBLIC, "tilewise", "models", "torch")),
-    "cli": Rule((*ENGINE_ROOM, *PUBLIC, "tilewise", "models", "training", "bench", "torch")),
+    "cli": Rule((*ENGINE_ROOM, *PUBLIC, "tilewise", "models", "training", "bench", "scale",
+                 "torch")),
     "__main__": Rule(("cli",)),
 }
 BY_NAME = ("import_module", "__import__")

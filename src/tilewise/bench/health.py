@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from ..conv.ops import conv2d
+from ..core.cores import cores, quota, visible
 from ..core.files import cache_directory, is_private
 from ..core.isa import KNOWN
 from ..core.progress import Tell, silent
@@ -88,16 +89,19 @@ def _denormals() -> Finding:
 
 
 def _threads(threads: int) -> Finding:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     from ..kernels.cpu.emit.threads import uses_openmp
 
     if not uses_openmp():
         return Finding("missing", "torch's OpenMP library was not found: Python threads are used",
                        "correct but slower; use a torch built with libgomp")
-    if cores and threads > cores:
-        return Finding("broken", f"{threads} threads on {cores} cores",
-                       f"torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores}")
-    return Finding("ok", f"{threads} threads by torch's OpenMP, {cores} cores to run on")
+    most, bound = cores(), quota()
+    found = f"{most} cores to run on"
+    if bound < visible():
+        found += f" (a quota gives the time of {bound:.3g} of {visible()})"
+    if threads > most:
+        return Finding("broken", f"{threads} threads, {found}",
+                       f"torch.set_num_threads({most}), or OMP_NUM_THREADS={most}")
+    return Finding("ok", f"{threads} threads by torch's OpenMP, {found}")
 
 
 def _cache() -> Finding:

@@ -10,10 +10,12 @@ from ..bench.run import WrongResult
 from ..core.errors import NoAlgorithm, NotInstalled, TilewiseError
 from . import MISSING, NO, OK, USAGE
 from .bench import app as bench
+from .bundle import bundle
 from .doctor import doctor
 from .explain import explain
 from .gpu_audit import gpu_audit
 from .image import image
+from .infer import infer
 from .ladder import ladder
 from .output import errors
 from .profile import profile
@@ -23,10 +25,12 @@ from .tune import tune
 from .wisdom import app as wisdom
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "bundle": bundle,
     "doctor": doctor,
     "explain": explain,
     "gpu-audit": gpu_audit,
     "image": image,
+    "infer": infer,
     "ladder": ladder,
     "profile": profile,
     "report": report,

@@ -22,10 +22,12 @@ def doctor(threads: Threads = None, json: Json = False, selftest: Selftest = Fal
     if selftest:
         _selftest(set_threads(threads), json)
         return
+    import torch
+
     from ..bench.health import disturbed, examine
     from ..bench.machine import facts
 
-    count = set_threads(threads)
+    count = set_threads(threads or torch.get_num_threads())  # as a program would have it
     with progress("measuring") as tell:
         machine, findings = facts(count, tell=tell), examine(count, tell)
     findings += disturbed(machine)

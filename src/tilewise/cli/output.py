@@ -154,9 +154,13 @@ def command() -> str:
 
 
 def set_threads(threads: int | None) -> int:
-    """Set torch's number of threads, which is everybody's; returns it."""
+    """Set torch's number of threads, which is everybody's; returns it.
+
+    If none is said, there are as many as before, but no more than cores.
+    """
     import torch
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    from ..core.cores import cores
+
+    torch.set_num_threads(threads or min(torch.get_num_threads(), cores()))
     return int(torch.get_num_threads())

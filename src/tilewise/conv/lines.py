@@ -94,5 +94,11 @@ def as_image(weight: Tensor) -> Tensor:
     return image
 
 
+def image_of(weight: Tensor) -> Tensor | None:
+    """What `as_image` keeps of a weight, if it was asked for."""
+    source, image = _images.get(id(weight), (None, None))
+    return image if source is not None and source() is weight else None
+
+
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), form(tensor)

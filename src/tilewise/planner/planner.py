@@ -19,7 +19,7 @@ from .classes import representative, share
 from .layers import NEAR, SOON, Code, Layer
 from .measure import interleaved
 from .search import EFFORTS, shortlist
-from .wisdom import Wisdom
+from .wisdom import Decided, Wisdom
 
 ROUNDS = 7  # in which candidates take turns
 CLOSE = 1.15  # those that take at most this much longer than the fastest meet again
@@ -44,7 +44,7 @@ class Planner:
         self.algorithms, self._start = algorithms, start
         self.wisdom = Wisdom() if wisdom is None else wisdom
         # decided elsewhere: comes before all that is known here, and is never saved
-        self.decided = Wisdom(dict(self.wisdom.versions))
+        self.decided = Decided(dict(self.wisdom.versions))
         self._choices: Lru[Code] = Lru(limit=4096)  # by class of problems
         self._layers: Lru[Layer] = Lru(limit=2048)
 

@@ -77,15 +77,18 @@ class Wisdom:
         self.versions = tuple(sorted((versions or {}).items()))
         self.entries: dict[str, Entry] = {}
 
+    def name_of(self, p: Problem, t: Target, max_error: float | None, bits: int) -> str:
+        return key(p, t, max_error, bits)
+
     def find(self, p: Problem, t: Target, max_error: float | None = None,
              bits: int = 0) -> Entry | None:
         """What is known of a problem, if the versions are still those that learned it."""
-        entry = self.entries.get(key(p, t, max_error, bits))
+        entry = self.entries.get(self.name_of(p, t, max_error, bits))
         return entry if entry and entry.versions == self.versions else None
 
     def record(self, plan: Plan, max_error: float | None = None, bits: int = 0) -> None:
         """The answer to who asked for so much."""
-        self.entries[key(plan.problem, plan.target, max_error, bits)] = Entry(
+        self.entries[self.name_of(plan.problem, plan.target, max_error, bits)] = Entry(
             plan.algorithm, plan.version, plan.schedule,
             plan.seconds / (share(plan.problem) or 1.0), self.versions)
 
@@ -140,6 +143,14 @@ class Wisdom:
             joined.load(path)
             joined.merge(self)
             write_atomically(path, joined.to_json().encode())
+
+
+class Decided(Wisdom):
+    """Decisions made elsewhere: they hold for any number of threads, sizes of caches, and error
+    that they keep to."""
+
+    def name_of(self, p: Problem, t: Target, max_error: float | None, bits: int) -> str:
+        return f"{representative(p)} on {t.device}:{t.isa}"
 
 
 def default_path() -> Path:

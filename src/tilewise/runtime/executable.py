@@ -77,7 +77,10 @@ class Executable:
 
     def ready(self, weight: Tensor, source: Callable[[], Tensor]) -> Any:
         """The same for a call that may have to be run by another kernel; source() is the weight."""
-        values = self.prepare(weight)
+        return self.with_source(self.prepare(weight), source)
+
+    def with_source(self, values: Any, source: Callable[[], Tensor]) -> Any:
+        """A prepared weight with its source, where the call may have to be run by another."""
         return Ready(values, source) if self._spreads and self._instead else values
 
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None, residual: Tensor | None,

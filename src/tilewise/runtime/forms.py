@@ -18,14 +18,14 @@ class Forms:
     """
 
     def __init__(self, cache: Lru[Any], known: int = 4096) -> None:
-        self._cache = cache
+        self._cache, self.few = cache, FEW
         self._gone: Lru[bool] = Lru(known)
         self._allowed: Lru[int] = Lru(known)  # by sources
         self._names: Lru[tuple[tuple[object, ...], ...]] = Lru(known)  # keys by the first source
 
     def put(self, key: tuple[object, ...], entry: Any) -> Any:
         sources = key[1:]
-        allowed = self._allowed.get(sources) or FEW
+        allowed = max(self._allowed.get(sources) or 0, self.few)
         if self._gone.get(key):
             self._gone.drop(key)
             allowed = self._allowed.put(sources, min(MANY, allowed + 1))

@@ -53,6 +53,7 @@ class Made:
                                         at_once=any(t.is_inference() for t in tensors))
         self._step = _steps
         self.value: Any = None
+        self.is_borrowed = False  # memory of a bundle, which all processes share
         self.used = next(_clock)
 
     def is_of(self, sources: Sequence[Tensor | None]) -> bool:
@@ -75,6 +76,8 @@ class Made:
 
     def bytes(self) -> int:
         """What it holds besides its sources."""
+        if self.is_borrowed:
+            return 0
         owned = {v.data_ptr(): v.numel() * v.element_size() for v in _tensors(self.value)}
         for address, *_ in self._places:
             owned.pop(address, None)
@@ -155,15 +158,49 @@ def can_change_unnoticed(tensor: Tensor | None) -> bool:
 
 
 MADE: Lru[Made] = Lru(DEFAULT_LIMIT, weigh=Made.bytes)
-_FORMS = Forms(MADE)
+FORMS = Forms(MADE)
+BROUGHT: dict[tuple[object, ...], tuple[Made, Any]] = {}  # by bundles, under the keys of MADE
+made_here = 0  # that were made and not brought; tests read it
 
 
-def made(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Made:
-    """What make() gives, or gave before if the sources are as they were then."""
+def bring(name: object, value: Any, *sources: Tensor | None) -> None:
+    """What would be made of these sources was made elsewhere; it holds while they do not change."""
+    if any(map(can_change_unnoticed, sources)):
+        return
+    key = (name, *map(id, sources))
+
+    def forget(_: object) -> None:
+        BROUGHT.pop(key, None)
+        MADE.drop(key)
+
+    entry = Made(sources, forget)
+    entry.is_borrowed = True
+    BROUGHT[key] = entry, value
+
+
+def _brought(key: tuple[object, ...], sources: Sequence[Tensor | None],
+             restore: Callable[[Any], Any]) -> Made | None:
+    entry, value = BROUGHT.get(key, (None, None))
+    if entry is None or not entry.is_of(sources):
+        return None
+    entry.value = restore(value)
+    entry.tell()
+    return entry
+
+
+def made(name: object, make: Callable[[], Any], *sources: Tensor | None,
+         restore: Callable[[Any], Any] = lambda value: value) -> Made:
+    """What make() gives, or gave before if the sources are as they were then.
+
+    `restore` makes the same of the tensors in it, which a bundle may have brought.
+    """
+    global made_here
     key = (name, *map(id, sources))
     entry = MADE.get(key)
     if entry is not None and entry.is_of(sources):
         return entry
+    if (entry := _brought(key, sources, restore)) is not None:
+        return FORMS.put(key, entry)
     if any(map(can_change_unnoticed, sources)):
         entry = Made(())
         entry.value = make()
@@ -173,14 +210,16 @@ def made(name: object, make: Callable[[], Any], *sources: Tensor | None) -> Made
     entry = Made(sources, lambda _: MADE.drop(key))
     with telling(None):  # it is made once
         entry.value = make()
+    made_here += 1
     entry.tell()
-    return _FORMS.put(key, entry)
+    return FORMS.put(key, entry)
 
 
 def prepared(weight: Tensor, executable: Executable) -> Made:
     """The weight as the executable's kernel wants it."""
     source: Any = weakref.ref(weight)  # what was made of it must not keep it alive
-    return made(executable.weight_key, lambda: executable.ready(weight, source), weight)
+    return made(executable.weight_key, lambda: executable.ready(weight, source), weight,
+                restore=lambda values: executable.with_source(values, source))
 
 
 def prepared_taps(weight: Tensor, executable: Executable) -> Made:
@@ -190,8 +229,11 @@ def prepared_taps(weight: Tensor, executable: Executable) -> Made:
     def one(tap: int) -> Any:
         return executable.ready(weight[:, :, tap], lambda: source()[:, :, tap])
 
+    def again(tap: int, values: Any) -> Any:
+        return executable.with_source(values, lambda: source()[:, :, tap])
+
     return made(("taps", executable.weight_key), lambda: tuple(map(one, range(weight.shape[2]))),
-                weight)
+                weight, restore=lambda all_: tuple(again(*item) for item in enumerate(all_)))
 
 
 def prepared_with_norm(weight: Tensor, bias: Tensor | None, norm: Norm,
@@ -208,12 +250,15 @@ def prepared_with_norm(weight: Tensor, bias: Tensor | None, norm: Norm,
         whole, offset = fold(*sources, eps)
         return executable.ready(whole, lambda: again()[0]), offset
 
-    return made((executable.weight_key, eps), make, *sources)
+    def restore(kept: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
+        return executable.with_source(kept[0], lambda: again()[0]), kept[1]
+
+    return made((executable.weight_key, eps), make, *sources, restore=restore)
 
 
 def forget(weight: Tensor) -> None:
     """Let go of all that was made from a weight: it is about to change."""
-    for key in _FORMS.of(id(weight)):
+    for key in FORMS.of(id(weight)):
         MADE.drop(key)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ..conv.running import ENGINE
+from ..core.cores import cores
+from ..core.errors import TilewiseError
 from ..core.target import Target
 from ..kernels.cpu.emit.launch import KERNELS
 from ..kernels.cpu.memory import POOL
@@ -37,6 +39,26 @@ def set_cache_limit(kernels: int | None = None, executables: int | None = None) 
         KERNELS.limit = kernels
     if executables is not None:
         ENGINE.executables.limit = executables
+
+
+def threads(workers: int = 1) -> int:
+    """How many threads a process should use here; `torch.set_num_threads` sets them.
+
+    It counts the cores that the process may run on. A quota of its control groups, as of
+    `docker run --cpus`, counts by whole cores. PyTorch itself does not know of quotas.
+
+    Args:
+        workers: Processes like this one that share those cores.
+
+    Returns:
+        At least 1.
+
+    >>> threads() >= threads(workers=2) >= 1
+    True
+    """
+    if workers < 1:
+        raise TilewiseError(f"workers is {workers}, needs at least 1")
+    return max(1, cores() // workers)
 
 
 def algorithms(direction: str = "forward", device: str = "cpu") -> list[str]:

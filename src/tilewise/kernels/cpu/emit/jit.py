@@ -38,6 +38,8 @@ _dead: deque[int] = deque()  # trackers of code that is to be freed
 _serial = itertools.count()
 LLVM_VERSION = ".".join(map(str, llvm.llvm_version_info))
 compiled = 0  # kernels compiled (not loaded) for this process; tests read it
+BROUGHT: dict[str, bytes] = {}  # verified objects of bundles, by their digest
+NOTED: dict[str, bytes] | None = None  # where a bundle is made: all objects of this process
 
 
 def origin() -> str:
@@ -84,9 +86,12 @@ def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str,
 
     def work() -> Code:
         PATIENCE.begins()
-        image = ahead()
+        image = None if digest in BROUGHT else ahead()
         with _lock:
             _bury()
+            if digest in BROUGHT:
+                with suppress(RuntimeError):
+                    return _linked(BROUGHT[digest], digest, names)
             if image is not None:
                 with suppress(RuntimeError):  # what cannot be linked is compiled here
                     return _kept(image, path, digest, names)
@@ -98,7 +103,8 @@ def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str,
 
 def is_kept(key: str, isa: Isa) -> bool:
     """Whether the disk has such code."""
-    return _place(key, isa)[0].exists()
+    path, digest = _place(key, isa)
+    return digest in BROUGHT or path.exists()
 
 
 def _place(key: str, isa: Isa) -> tuple[Path, str]:
@@ -111,18 +117,25 @@ def _cached(path: Path, digest: str, names: tuple[str, ...]) -> Code | None:
     image = _read(path, digest)
     if image is not None:
         with suppress(RuntimeError):  # what cannot be linked is compiled anew
-            return Code(_link(image, names), names)
+            return _linked(image, digest, names)
     return None
 
 
 def _kept(image: bytes, path: Path, digest: str, names: tuple[str, ...]) -> Code:
     """A new object, also for other processes."""
     global compiled
-    code = Code(_link(image, names), names)
+    code = _linked(image, digest, names)
     compiled += 1
     PATIENCE.ends(str(path.parent))
     if origin() == ORIGIN:  # else the sources were edited after this process read them
         _write(path, digest, image)
+    return code
+
+
+def _linked(image: bytes, digest: str, names: tuple[str, ...]) -> Code:
+    code = Code(_link(image, names), names)
+    if NOTED is not None:
+        NOTED[digest] = image
     return code
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ....core.cores import cores
 from ....core.locks import fork_safe_lock
 from .jit import ORIGIN
 from .requests import Request
@@ -21,8 +22,6 @@ from .requests import Request
 MOST = 8  # processes
 WORTH = 2  # kernels for each: a process takes about as long to start
 PATIENCE = 60.0  # seconds that one kernel may take
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
-MANY = 1 << 16  # cores
 # the package without its first lines, which import torch
 START = """
 import sys, types
@@ -104,22 +103,6 @@ class Ahead:
                     begun.set()
         finally:
             _end(process)
-
-
-def cores() -> int:
-    """Those that this process may use, also of a container's share."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), _share())
-    return os.cpu_count() or 1
-
-
-def _share() -> int:
-    """Whole cores of time that the container gets; many, where nothing bounds it."""
-    try:
-        quota, period = QUOTA.read_text().split()
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError):  # none, or "max"
-        return MANY
 
 
 def _can_start() -> bool:
