@@ -101,8 +101,21 @@ class Written(nn.Module):
         return self.last(torch.cat((whole, F.relu(b - 1)), 1))
 
 
-NETS = {"dense": Dense, "grown": Grown, "branches": Branches, "mixed": Mixed, "written": Written}
-COPIES = {"dense": 0, "grown": 0, "branches": 0, "mixed": 2, "written": 2}
+class Given(nn.Module):
+    """An input and a parameter are parts as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.last = conv(3, 16), nn.Conv2d(23, 4, 1)
+        self.places = nn.Parameter(torch.randn(2, 4, 20, 22))
+
+    def forward(self, x):
+        return self.last(torch.cat((x, self.a(x), self.places), 1))
+
+
+NETS = {"given": Given, "dense": Dense, "grown": Grown, "branches": Branches, "mixed": Mixed,
+        "written": Written}
+COPIES = {"given": 1, "dense": 0, "grown": 0, "branches": 0, "mixed": 2, "written": 2}
 
 
 def made(name):

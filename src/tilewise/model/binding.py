@@ -95,6 +95,8 @@ class Binder:
                 self._tried(self._named, module, name)
             else:
                 self._values[node] = self._run(node)
+            if isinstance(value := self._values[node], Tensor):
+                self.forms[node] = Form(tuple(value.shape), value.stride(), value.dtype)
             self._forget(node)
         raise AssertionError("a graph without an output")
 
@@ -145,8 +147,6 @@ class Binder:
             if value is None:
                 value = call(*args, **kwargs)
         self._tried(self._record, node, call, (args, kwargs), value)
-        if isinstance(value, Tensor):
-            self.forms[node] = Form(tuple(value.shape), value.stride(), value.dtype)
         return value
 
     def _in_place(self, node: fx.Node, call: Any, args: tuple[Any, ...]) -> Tensor | None:

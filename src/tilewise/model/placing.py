@@ -76,7 +76,8 @@ def slots(graph: fx.Graph, step_of: StepOf, forms: dict[fx.Node, Form]) -> dict[
     written = {effects.root(value) for node in graph.nodes for value in effects.written(node)}
     found: dict[fx.Node, Slot] = {}
     for cat in reversed(graph.nodes):
-        if not is_cat(step_of(cat)) or not _is_image(cat, forms) or effects.root(cat) in written:
+        known = is_cat(step_of(cat)) and all(node in forms for node in (cat, *_parts(cat)))
+        if not known or not _is_image(cat, forms) or effects.root(cat) in written:
             continue  # who writes to it must not write to its parts
         if cat not in found and _is_read(cat, step_of):
             _nest(cat, forms, found)
