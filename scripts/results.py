@@ -48,7 +48,10 @@ MADE = {
                      "python benchmarks/filter2d.py --sizes 64 --kernels 3 -o filter2d.json"),
     "images": Made("python benchmarks/images.py -o images.json",
                    "python benchmarks/images.py --sizes 64 --types uint8 -o images.json"),
-    "images_equal": Made("python benchmarks/images.py --equal 4000 -o images_equal.json",
+    "images_large": Made(
+        "python benchmarks/images.py --volume 512 --memmap 40000 -o images_large.json",
+        "python benchmarks/images.py --volume 40 --memmap 900 -o images_large.json"),
+    "images_equal": Made("python benchmarks/images.py --equal 20000 -o images_equal.json",
                          "python benchmarks/images.py --equal 250 -o images_equal.json"),
     "train_fashion_mnist": Made(
         "python benchmarks/train_fashion_mnist.py runs --best -o train_fashion_mnist.json",

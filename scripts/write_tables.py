@@ -15,6 +15,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +305,8 @@ def _compatibility(result: dict[str, Any]) -> list[str]:
 
 def _uses(uses: dict[str, str]) -> str:
     """`all`, or what was not done and why."""
-    return "; ".join(f"{use}: {said}" for use, said in uses.items() if said != "yes") or "all"
+    return "; ".join(f"{use}: {escape(said)}" for use, said in uses.items()
+                     if said != "yes") or "all"
 
 
 def _arm(result: dict[str, Any]) -> list[str]:
