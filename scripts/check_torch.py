@@ -35,8 +35,9 @@ def compare(found: Tensor, expected: Tensor) -> None:
 
 
 def network() -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
-    return ResNet(BasicBlock, (1, 1, 1, 1), classes=10), torch.randn(2, 3, 64, 64)
+    """Before no ReLU is a value so near zero that rounding decides whether a gradient passes."""
+    torch.manual_seed(8)
+    return ResNet(BasicBlock, (1, 1, 1, 1), classes=10), torch.randn(2, 3, 48, 48)
 
 
 @torch.no_grad()
