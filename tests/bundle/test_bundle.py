@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -247,10 +248,10 @@ def test_another_format_is_refused(bundle: Path) -> None:
     assert "format 99, needs 1" in refusal(bundle)
 
 
-def edited(bundle: Path, change: object) -> None:
+def edited(bundle: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path = bundle / files.MANIFEST
     data = json.loads(path.read_text())
-    change(data["body"])  # type: ignore[operator]
+    change(data["body"])
     data["sha256"] = manifest.sealed(data["body"])  # as somebody would who knows how
     path.write_text(json.dumps(data))
 
@@ -275,7 +276,7 @@ def test_a_manifest_that_cannot_be(bundle: Path, change: object, reason: str) ->
     {"offset": 1 << 40}, {"offset": -4096}, {"shape": [1 << 40]}, {"stride": [1 << 30]},
     {"shape": [-1], "stride": [1]}, {"dtype": "object"}, {"offset": "0"}, {"offset": 2}])
 def test_a_tensor_outside_of_its_file_is_refused(bundle: Path, change: dict[str, object]) -> None:
-    def put(data: dict) -> None:  # type: ignore[type-arg]
+    def put(data: dict[str, Any]) -> None:
         value = data["rows"][HERE]["forms"][-1]["value"]
         while isinstance(value, list):
             value = value[0]
@@ -312,7 +313,7 @@ def test_another_machine_is_refused(bundle: Path) -> None:
     if len(ROWS) < 2:
         pytest.skip("this machine has one row")
 
-    def narrow(data: dict) -> None:  # type: ignore[type-arg]
+    def narrow(data: dict[str, Any]) -> None:
         data["rows"].pop(HERE)
         for pattern in files.ROW.values():
             data["files"].pop(pattern.format(HERE))

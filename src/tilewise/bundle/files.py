@@ -13,7 +13,7 @@ import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..core.cores import cores
 
@@ -163,14 +163,8 @@ def address_of(memory: Any) -> int:
 class Writer:
     """A file of tensors, each at the beginning of a page."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "xb")  # noqa: SIM115  # closed by __exit__
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
 
     def add(self, memory: Any) -> int:
         """Where the bytes went."""

@@ -64,8 +64,8 @@ def _write(work: Path, row: str, model: Any, plans: list[Plan]) -> None:
             table[digest] = [start, len(image)]
             start += code.write(image)
     (work / ROW["plans"].format(row)).write_text(_decisions(plans))
-    with Writer(work / ROW["prepared"].format(row)) as prepared:
-        forms = collected(model, prepared)
+    with open(work / ROW["prepared"].format(row), "xb") as prepared:
+        forms = collected(model, Writer(prepared))
     facts_of(work, row).write_text(json.dumps({"objects": table, "forms": forms}))
 
 

@@ -130,7 +130,8 @@ def _parameters(model: nn.Module, path: Path) -> dict[str, Any]:
     own, known = named_tensors(model), dict[int, Any]()
     plain = {name: tensor.detach().contiguous() for name, tensor in own.items()}
     digests = hashes([bytes_of(tensor) for tensor in plain.values()])
-    with Writer(path) as file:
+    with open(path, "xb") as raw:
+        file = Writer(raw)
         for tensor, digest in zip(own.values(), digests):
             if id(tensor) not in known:
                 known[id(tensor)] = {**written(tensor.detach(), file), "sha256": digest}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime.images import is_dense
 from .files import Refused, Writer, address_of, bytes_of
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype
@@ -17,21 +18,9 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype
                         torch.complex64, torch.complex128)}
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Whether its values fill one stretch of memory, in whatever order."""
-    sizes = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape)
-                   if size > 1)
-    expected = 1
-    for stride, size in sizes:
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def written(tensor: Tensor, file: Writer) -> dict[str, Any]:
     """What a manifest says of a tensor that is put into a file."""
-    if not is_dense(tensor):
+    if not is_dense(tuple(tensor.shape), tensor.stride()):
         tensor = tensor.contiguous()
     return {"shape": list(tensor.shape), "stride": list(tensor.stride()), "dtype": name_of(tensor),
             "offset": file.add(bytes_of(tensor))}
@@ -74,7 +63,7 @@ def _whole(values: Any) -> tuple[int, ...]:
 
 
 def _block_type(size: int) -> Any:
-    class Block(ctypes.c_char * size):  # type: ignore[misc]
+    class Block(ctypes.c_char * size):  # type: ignore[misc]  # its size is known here only
         """Bytes with an attribute: who keeps their memory."""
 
     return Block

@@ -134,10 +134,9 @@ class Places:
         out = self._slice(node)
         if is_cat(step):
             return _joined(out, args)
-        if isinstance(step, Block):
-            result: Tensor | None = step.into(out, args[0], *args[2:])
-            return result
-        return step.into(out, *args)  # type: ignore[no-any-return]
+        given = (args[0], *args[2:]) if isinstance(step, Block) else args  # without a residual
+        result: Tensor | None = step.into(out, *given)
+        return result
 
     def _slice(self, node: fx.Node) -> Tensor:
         home, first = self._found[node]

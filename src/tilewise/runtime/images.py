@@ -22,6 +22,16 @@ def pitch_of(shape: Sizes, strides: Sizes) -> int:
     return pitch if fits else 0
 
 
+def is_dense(shape: Sizes, strides: Sizes) -> bool:
+    """Whether values fill one stretch of memory, in whatever order; a size of one says nothing."""
+    behind = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape) if size > 1):
+        if stride != behind:
+            return False
+        behind *= size
+    return True
+
+
 def as_images(shape: Sizes, strides: Sizes) -> Layout:
     """Volumes (N, C, D, H, W) as images of D * H rows, where they lie so, and signals (N, C, L) as
     images of one row; others as they are."""

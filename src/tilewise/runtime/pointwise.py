@@ -21,7 +21,7 @@ from ..kernels.cpu import memory
 from ..kernels.cpu.between.pointwise import PLACES, Chain, Step, make, sizes
 from ..kernels.cpu.emit.launch import Launch, launch_of
 from ..kernels.cpu.emit.requests import Request
-from .images import Layout, Sizes, as_images, channels_last, pitch_of, without_row
+from .images import Layout, Sizes, as_images, channels_last, is_dense, pitch_of, without_row
 
 FEW, FEW_LONG = 1 << 16, 1 << 15  # floats below which one thread is as good, by `Chain.is_long`
 POOLED = 16 << 20  # bytes from which memory of the pool is worth what it takes to get it
@@ -157,7 +157,7 @@ def _flat(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Ru
     single = all(prod(shape) == 1 and len(shape) <= rank
                  for (shape, _), image in zip(given, images) if not image)
     shapes = {layout[0] for layout in (*others, *([to] if to else []))}
-    if not single or len(shapes) > 1 or len(set(alike)) > 1 or not _is_dense(alike[0]):
+    if not single or len(shapes) > 1 or len(set(alike)) > 1 or not is_dense(*others[0]):
         return None
     kinds = tuple("image" if image else "pixel" for image in images)
     pitches = [count if image else 0 for image in images]
@@ -167,15 +167,6 @@ def _flat(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Ru
 def _seen(shape: Sizes, strides: Sizes) -> tuple[tuple[int, int], ...]:
     """Sizes and strides that make a difference."""
     return tuple((size, stride) for size, stride in zip(shape, strides) if size > 1)
-
-
-def _is_dense(seen: tuple[tuple[int, int], ...]) -> bool:
-    behind = 1
-    for size, stride in sorted(seen, key=lambda pair: pair[1]):
-        if stride != behind:
-            return False
-        behind *= size
-    return True
 
 
 # pixels as rows
