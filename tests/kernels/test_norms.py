@@ -195,6 +195,19 @@ def test_softmax_across_planes(row: str, shape: tuple[int, int, int, int]) -> No
     check_across(row, shape)
 
 
+@pytest.mark.parametrize("row", ROWS)
+def test_a_task_of_softmax_across_writes_its_own_pixels(row: str) -> None:
+    planes, pixels = 16, 1029
+    *words, parts, _ = softmax_across.sizes(1, 1, planes, pixels, ISA[row].lanes)
+    kernel = launcher(softmax_across.make, ANY, Schedule(), ISA[row], sizes=[*words, parts, 1])
+    x = draw(planes, pixels)
+    for y in both(kernel, {"x": x.flatten()}, {"y": x.numel()}):
+        own = y.view(planes, pixels)[:, :pixels // parts]
+        near(own, x.double().softmax(0)[:, :pixels // parts], 1e-6, f"one task on {row}")
+        assert y.view(planes, pixels)[:, pixels // parts:].isnan().all()
+    assert parts > 1
+
+
 def test_tasks_of_softmax_across_share_no_pixels() -> None:
     """Powers wait in the result: a vector of another task would be divided twice."""
     for pixels in range(32, 1100):

@@ -113,9 +113,23 @@ class Given(nn.Module):
         return self.last(torch.cat((x, self.a(x), self.places), 1))
 
 
-NETS = {"given": Given, "dense": Dense, "grown": Grown, "branches": Branches, "mixed": Mixed,
-        "written": Written}
-COPIES = {"given": 1, "dense": 0, "grown": 0, "branches": 0, "mixed": 2, "written": 2}
+class Turned(nn.Module):
+    """The same parts, in another order and with others between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = conv(3, 16), conv(3, 24), conv(3, 32)
+        self.last = nn.Conv2d(72, 4, 1)
+
+    def forward(self, x):
+        a, b, c = self.a(x), self.b(x), self.c(x)
+        early = [F.max_pool2d(torch.cat(parts, 1), 2) for parts in ((a, b), (b, c))]
+        return self.last(torch.cat((b, a, c), 1)), *early
+
+
+NETS = {"turned": Turned, "given": Given, "dense": Dense, "grown": Grown, "branches": Branches,
+        "mixed": Mixed, "written": Written}
+COPIES = {"turned": 2, "given": 1, "dense": 0, "grown": 0, "branches": 0, "mixed": 2, "written": 2}
 
 
 def made(name):
