@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -286,8 +287,11 @@ def busy_threads(count: int, algorithm: str | None) -> int:
 
 def _nanoseconds() -> dict[str, int]:
     """Time on a processor, of each thread of this process."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {task.name: int((task / "schedstat").read_text().split()[0]) for task in tasks}
+    spent = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            spent[task.name] = int((task / "schedstat").read_text().split()[0])
+    return spent
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs /proc/*/schedstat")

@@ -95,7 +95,8 @@ class Binder:
                 self._tried(self._named, module, name)
             else:
                 self._values[node] = self._run(node)
-            if isinstance(value := self._values[node], Tensor):
+            value = self._values[node]
+            if isinstance(value, Tensor) and value.layout is torch.strided:
                 self.forms[node] = Form(tuple(value.shape), value.stride(), value.dtype)
             self._forget(node)
         raise AssertionError("a graph without an output")
