@@ -127,9 +127,54 @@ class Turned(nn.Module):
         return self.last(torch.cat((b, a, c), 1)), *early
 
 
-NETS = {"turned": Turned, "given": Given, "dense": Dense, "grown": Grown, "branches": Branches,
-        "mixed": Mixed, "written": Written}
-COPIES = {"turned": 2, "given": 1, "dense": 0, "grown": 0, "branches": 0, "mixed": 2, "written": 2}
+class Halves(nn.Module):
+    """As in YOLO: slices of a part are parts, and what follows reads one of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = conv(3, 32, 1), nn.Conv2d(64, 4, 1)
+        self.layers = nn.ModuleList(conv(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        parts = list(self.first(x).chunk(2, 1))
+        for i in (0, 2):
+            parts.append(parts[-1] + self.layers[i + 1](self.layers[i](parts[-1])))
+        return self.last(torch.cat(parts, 1))
+
+
+class Crossed(nn.Module):
+    """Slices in another order than they have, or not all of them; one of a part: that is copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.last = conv(3, 24, 1), conv(3, 24), nn.Conv2d(60, 4, 1)
+        self.after = conv(8, 12)
+
+    def forward(self, x):
+        a, b = self.a(x).split(8, 1), self.b(x)
+        return self.last(torch.cat((a[1], a[0], self.after(a[2]), b[:, 4:12], b), 1))
+
+
+class Pyramid(nn.Module):
+    """Parts that convolutions read: strided, pointwise, depthwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = conv(3, 24), conv(24, 24, groups=24)
+        self.down, self.c, self.last = conv(24, 16, stride=2), conv(24, 20, 1), conv(68, 8)
+        self.low = conv(20, 8, stride=2)
+
+    def forward(self, x):
+        a = self.a(x)
+        b = self.b(a)
+        c = self.c(b)
+        return self.last(torch.cat((a, b, c), 1)), self.down(a), self.low(c)
+
+
+NETS = {"halves": Halves, "crossed": Crossed, "pyramid": Pyramid, "turned": Turned, "given": Given,
+        "dense": Dense, "grown": Grown, "branches": Branches, "mixed": Mixed, "written": Written}
+COPIES = {"halves": 0, "crossed": 3, "pyramid": 1, "turned": 2, "given": 1, "dense": 0, "grown": 0,
+          "branches": 0, "mixed": 2, "written": 2}
 
 
 def made(name):

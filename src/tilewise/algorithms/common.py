@@ -79,9 +79,10 @@ class PanelAlgorithm(CpuAlgorithm):
         return [self.request(p, t, s), *packs]
 
 
-def cpu_f32_forward(p: Problem, t: Target, grid: bool = False) -> list[str]:
-    """What every fp32 forward kernel for CPUs asks for; `grid`: it can leave places between."""
-    reasons = cpu_f32(p, t) + ([] if grid else no_grid(p))
+def cpu_f32_forward(p: Problem, t: Target, grid: bool = False, pitch: bool = False) -> list[str]:
+    """What every fp32 forward kernel for CPUs asks for; `grid`: it can leave places between
+    results; `pitch`: it can read slices."""
+    reasons = cpu_f32(p, t) + ([] if grid else no_grid(p)) + ([] if pitch else no_pitch(p))
     if p.direction == "backward_data":
         reasons.append(f"direction is backward_data with stride {p.stride} and padding "
                        f"{p.padding}, needs stride 1 and padding within the filter")
@@ -101,6 +102,11 @@ def cpu_f32_weight(p: Problem, t: Target) -> list[str]:
 def no_grid(p: Problem) -> list[str]:
     """What a method asks for that writes whole results."""
     return [] if p.grid is None else [f"results go to a {p.grid}, need to be all of it"]
+
+
+def no_pitch(p: Problem) -> list[str]:
+    """What a method asks for that reads whole images."""
+    return [f"the input is {p.c} of {p.pitch} channels, needs to be all of them"] * bool(p.pitch)
 
 
 def cpu_f32(p: Problem, t: Target) -> list[str]:

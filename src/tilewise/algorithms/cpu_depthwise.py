@@ -33,7 +33,8 @@ class CpuDepthwise(CpuAlgorithm):
         return depthwise
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t) + (_in_lanes(p, t.lanes) if t.device == "cpu" else [])
+        return cpu_f32_forward(p, t, pitch=True) + (
+            _in_lanes(p, t.lanes) if t.device == "cpu" else [])
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(p.group_c * p.r * p.s)

@@ -37,7 +37,7 @@ class CpuDirect(PanelAlgorithm):
         return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t, grid=True)
+        return cpu_f32_forward(p, t, grid=True, pitch=not skips(p))
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(p.group_c * p.r * p.s)

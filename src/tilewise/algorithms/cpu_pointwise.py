@@ -31,7 +31,7 @@ class CpuPointwise(PanelAlgorithm):
         return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        reasons = cpu_f32_forward(p, t, grid=_is_whole(p))
+        reasons = cpu_f32_forward(p, t, grid=_is_whole(p), pitch=True)
         if (p.r, p.s) != (1, 1):
             reasons.append(f"filter is {p.r}x{p.s}, needs 1x1")
         if any(p.padding):

@@ -42,7 +42,7 @@ class CpuWinograd(CpuAlgorithm):
         return winograd
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t, grid=True) + stride_one(p) + undivided(p)
+        return cpu_f32_forward(p, t, grid=True, pitch=True) + stride_one(p) + undivided(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
         return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * accumulation_error(p.c)

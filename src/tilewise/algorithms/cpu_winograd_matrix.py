@@ -56,7 +56,8 @@ class CpuWinogradMatrix(MatrixAlgorithm):
         return winograd
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t, grid=True) + stride_one(p) + undivided(p) + no_unit(t)
+        return (cpu_f32_forward(p, t, grid=True, pitch=True) + stride_one(p) + undivided(p)
+                + no_unit(t))
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
         error = accumulation_error(p.c) + split_error(self.products, p.c)

@@ -9,7 +9,7 @@ from ..core.algorithm import Algorithm, accumulation_error
 from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
-from .common import no_grid
+from .common import no_grid, no_pitch
 
 
 class Reference(Algorithm):
@@ -23,7 +23,7 @@ class Reference(Algorithm):
     takes = "tensors"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return no_grid(p)
+        return no_grid(p) + no_pitch(p)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return accumulation_error(1, p.dtype)

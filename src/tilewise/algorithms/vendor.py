@@ -11,7 +11,7 @@ from ..core.gpu import GPUS
 from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
-from .common import no_grid
+from .common import no_grid, no_pitch
 
 # bytes from which a result is memory that the system clears first, and how long that takes beside
 # writing it: with huge pages
@@ -31,7 +31,7 @@ class Vendor(Algorithm):
     takes = "tensors"
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return no_grid(p)
+        return no_grid(p) + no_pitch(p)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         tf32 = p.dtype == "f32" and t.isa in GPUS and GPUS[t.isa].tf32 > 0  # cuDNN's default

@@ -10,6 +10,7 @@ from ..kernels import precision
 from ..kernels.activations import joined
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
+from ..runtime.images import pitch_of
 from ..runtime.weights import Norm, prepared, prepared_with_norm
 from .again import form
 from .calls import Call, problem_of
@@ -29,7 +30,7 @@ def executable_of(call: Call, mask: bool = False, pitch: int = 0) -> Executable:
     if executable is None:
         plan = ENGINE.plan(problem_of(call, mask), target_of(x), algorithm=call.algorithm,
                            max_error=max_error)
-        plan = ENGINE.among(plan, pitch) if pitch else plan
+        plan = ENGINE.among(plan, pitch_of(tuple(x.shape), x.stride()), pitch)
         executable = ENGINE.executables.put(key, ENGINE.build(plan))
     return executable
 

@@ -40,6 +40,7 @@ class Problem:
         direction: "forward", "backward_data" or "backward_weight".
         epilogue: What follows the convolution.
         grid: Where the outputs lie in a larger result; None: they are all of it.
+        pitch: Channels of the images that the input is a slice of; 0: it is all of them.
 
     >>> Problem.parse("n8c64h224w224k64r3s3p1_f32_forward+bias+relu").out_h
     224
@@ -61,6 +62,7 @@ class Problem:
     direction: str = "forward"
     epilogue: Epilogue = field(default_factory=Epilogue)
     grid: Grid | None = None
+    pitch: int = 0
 
     def __post_init__(self) -> None:
         if not self._is_plain():
@@ -74,7 +76,8 @@ class Problem:
                     *self.dilation) > 0 and self.n >= 0 and min(self.padding) >= 0
                 and self.c % self.groups == self.k % self.groups == 0 and self.dtype == "f32"
                 and self.layout in LAYOUTS and self.direction in DIRECTIONS
-                and not (self.epilogue.mask or self.grid) and min(self.out_h, self.out_w) > 0)
+                and not (self.epilogue.mask or self.grid or self.pitch)
+                and min(self.out_h, self.out_w) > 0)
 
     def _complaints(self) -> Iterator[str]:
         for name in ("c", "h", "w", "k", "r", "s", "groups"):
@@ -101,6 +104,10 @@ class Problem:
                           (self.layout, self.epilogue.pool) != ("nhwc", 1)):
             yield (f"grid is asked for with {self.direction}, {self.layout}, pool "
                    f"{self.epilogue.pool}, needs images as results, nhwc, no pool")
+        if self.pitch and (self.pitch < self.c or (self.direction, self.layout) != (
+                "forward", "nhwc")):
+            yield (f"pitch is {self.pitch} with {self.c} channels, {self.direction}, "
+                   f"{self.layout}, needs at least as many, forward, nhwc")
         if min(*self.stride, *self.dilation) < 1:
             return  # no output size to speak of
         if min(self.conv_h, self.conv_w) < 1:
@@ -236,6 +243,7 @@ class Problem:
         shape += f"d{self.dilation[0]}x{self.dilation[1]}g{self.groups}"
         padded = "_padded" if self.is_padded else ""
         padded += "_apart" if self.grid else ""
+        padded += "_slice" if self.pitch else ""
         return f"{shape}{padded}_{self.dtype}_{self.layout}_{self.direction}{self.epilogue}"
 
     @property
@@ -313,6 +321,7 @@ def _print(p: Problem) -> str:
     words += [p.layout] if p.layout != "nhwc" else []
     words += [p.direction]
     words += [str(p.grid)] if p.grid else []
+    words += [f"of{p.pitch}"] if p.pitch else []
     return "_".join(words) + str(p.epilogue)
 
 
@@ -323,7 +332,8 @@ _GRAMMAR = re.compile(
     rf"(?:p(?P<p>{_SIDES}(?:x{_SIDES})?))?"
     r"(?:d(?P<d>\d+(?:x\d+)?))?(?:g(?P<g>\d+))?"
     r"_(?P<dtype>[a-z]+\d+)(?:_(?P<layout>nchw|nhwc))?_(?P<direction>forward|backward_data|"
-    r"backward_weight)(?:_grid(?P<grid>\d+x\d+of\d+x\d+(?:x\d+)?))?(?P<epilogue>(?:\+\w+(?::[-.\w]+)*)*)"
+    r"backward_weight)(?:_grid(?P<grid>\d+x\d+of\d+x\d+(?:x\d+)?))?(?:_of(?P<pitch>\d+))?"
+    r"(?P<epilogue>(?:\+\w+(?::[-.\w]+)*)*)"
 )
 
 
@@ -355,4 +365,5 @@ def _parse(text: str) -> Problem:
         dilation=(int(d[0]), int(d[1])), groups=int(field_["g"] or 1), dtype=field_["dtype"],
         layout=field_["layout"] or "nhwc", direction=field_["direction"],
         epilogue=Epilogue.of(tuple(field_["epilogue"].split("+")[1:])),
-        grid=Grid(*map(int, re.findall(r"\d+", field_["grid"]))) if field_["grid"] else None)
+        grid=Grid(*map(int, re.findall(r"\d+", field_["grid"]))) if field_["grid"] else None,
+        pitch=int(field_["pitch"] or 0))

@@ -26,6 +26,7 @@ from ..core.plan import Plan
 from ..core.watching import telling
 from ..kernels.cpu.emit.launch import is_compiled
 from ..kernels.cpu.emit.workers import AHEAD
+from ..runtime.images import pitch_of
 from .capture import Capture, Names
 from .effects import name_of, torch_module
 from .layout import PLAIN
@@ -99,8 +100,11 @@ def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor |
     call = Call(x, conv.weight, bias, residual, *options, None, block.max_error,
                 slope)
     if x.dtype == torch.float32:
+        read, written = pitch_of(tuple(x.shape), x.stride()), conv.out_channels * block.is_part
         for plan in plans_of(call):
-            _ask(ENGINE.among(plan, conv.out_channels) if block.is_part else plan, found)
+            _ask(ENGINE.among(plan, read, written), found)
+            if block.reads_part:
+                _ask(ENGINE.among(plan, conv.in_channels + 1, written), found)
     return shape_of(call)
 
 

@@ -97,7 +97,8 @@ class Binder:
                 self._values[node] = self._run(node)
             value = self._values[node]
             if isinstance(value, Tensor) and value.layout is torch.strided:
-                self.forms[node] = Form(tuple(value.shape), value.stride(), value.dtype)
+                self.forms[node] = Form(tuple(value.shape), value.stride(), value.dtype,
+                                        value.data_ptr())
             self._forget(node)
         raise AssertionError("a graph without an output")
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from ..conv.again import is_transformed, is_unwatched
 from ..conv.calls import is_channels_last
+from ..runtime.images import pitch_of
 from ..runtime.turning import LAST, laid_out
 from .effects import Effects, depends_on_layout, is_random, name_of, sees_layout
 from .native import function_of
@@ -39,9 +40,12 @@ def enter(x: Any, ranks: tuple[int, ...] = tuple(LAST)) -> Any:
     if x.shape[1] == 1 and x.is_contiguous():  # the same memory, named by other strides
         sizes = [math.prod(x.shape[axis + 1:]) for axis in range(x.dim())]
         return x.as_strided(x.shape, (sizes[0], 1, *sizes[2:]))
-    if x.requires_grad and torch.is_grad_enabled() and x.is_contiguous():
-        x = x.view_as(x)
-        x.register_hook(Tensor.contiguous)  # a gradient lies as what it is of
+    if x.requires_grad and torch.is_grad_enabled():
+        if x.is_contiguous():
+            x = x.view_as(x)
+            x.register_hook(Tensor.contiguous)  # a gradient lies as what it is of
+    elif pitch_of(tuple(x.shape), x.stride()):  # a slice of channels, which kernels read as it is
+        return x
     if x.dim() == SIGNAL:
         return _laid_out(x.unsqueeze(2), torch.channels_last).squeeze(2)
     return _laid_out(x, LAST[x.dim()])

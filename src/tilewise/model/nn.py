@@ -113,6 +113,7 @@ class Block(nn.Module):
 
     is_fresh = True  # its result shares memory with nothing
     is_part = False  # whether its result is a part of a concatenation
+    reads_part = False  # the same of its images
     around: tuple[int, ...] | None = None  # of models that were saved before there was any
 
     def __init__(self, conv: Any, norm: Any = None,

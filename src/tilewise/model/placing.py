@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,12 +12,16 @@ from torch import Tensor, fx
 from ..runtime.concatenation import concatenated
 from ..runtime.images import channels_last
 from ..runtime.pointwise import empty
-from .effects import Effects
+from .effects import Effects, name_of
 from .native import Native
 from .nn import Block, TransposedBlock
 from .operations import Cat
 
 StepOf = Callable[[fx.Node], Any]
+
+
+# what gives slices of an image and reads nothing
+VIEWS = {"chunk", "split", "tensor_split", "narrow", "getitem", "exactly", "enter"}
 
 
 class Form(NamedTuple):
@@ -25,6 +30,7 @@ class Form(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    address: int
 
 
 class Slot(NamedTuple):
@@ -48,26 +54,57 @@ def may_be_placed(node: fx.Node, step_of: StepOf) -> bool:
     return _writes(node, step_of(node)) and _is_read(node, step_of)
 
 
+def _is_block(step: Any) -> bool:
+    return isinstance(step, Block) and step.axes == 2 and not isinstance(step, TransposedBlock)
+
+
 def _writes(node: fx.Node, step: Any) -> bool:
-    if isinstance(step, Block):
-        plain = step.axes == 2 and step.pool == 1 and not isinstance(step, TransposedBlock)
-        return plain and not node.kwargs and (len(node.args) < 2 or node.args[1] is None)
+    if _is_block(step):
+        return step.pool == 1 and not node.kwargs and (len(node.args) < 2 or node.args[1] is None)
     return isinstance(step, Native) and step.slices
 
 
 def _is_read(node: fx.Node, step_of: StepOf) -> bool:
-    steps = [step_of(user) for user in node.users]
-    return all(isinstance(step, Native) and step.slices for step in steps)
+    return all(_reads(user, seen, step_of(user)) for user, seen in _readers(node))
+
+
+def _reads(node: fx.Node, value: fx.Node, step: Any) -> bool:
+    if _is_block(step):
+        return node.args[0] is value and value not in node.args[1:] and not node.kwargs
+    return isinstance(step, Native) and step.slices
+
+
+def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Who reads a value or a slice of it, and which of these."""
+    for user in node.users:
+        if _is_view(user):
+            yield from _readers(user)
+        else:
+            yield user, node
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method") and name_of(node) in VIEWS
+
+
+def _whole(node: fx.Node) -> fx.Node:
+    """What a value is a slice of; itself where it is none."""
+    while _is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def mark(graph: fx.Graph, step_of: StepOf) -> None:
-    """Blocks whose results may be placed take code that can write there, whatever comes of it."""
-    for node in graph.nodes:
-        if is_cat(step_of(node)):
-            for part in _parts(node):
-                block = step_of(part)
-                if isinstance(block, Block) and may_be_placed(part, step_of):
-                    block.is_part = True
+    """Blocks whose results may be placed take code that can write there, whatever comes of it;
+    those that read such results have both kinds of code made in time."""
+    cats = [node for node in graph.nodes if is_cat(step_of(node))]
+    for part in dict.fromkeys(_whole(part) for cat in cats for part in _parts(cat)):
+        if may_be_placed(part, step_of):
+            if _is_block(step_of(part)):
+                step_of(part).is_part = True
+            for user, _ in _readers(part):
+                if _is_block(step_of(user)):
+                    step_of(user).reads_part = True
 
 
 def slots(graph: fx.Graph, step_of: StepOf, forms: dict[fx.Node, Form]) -> dict[fx.Node, Slot]:
@@ -82,13 +119,34 @@ def slots(graph: fx.Graph, step_of: StepOf, forms: dict[fx.Node, Form]) -> dict[
         if cat not in found and _is_read(cat, step_of):
             _nest(cat, forms, found)
         own = found.get(cat, Slot(cat, 0))
-        home, first = own.home, own.first
-        for part in _parts(cat):
-            if part not in found and may_be_placed(part, step_of) and _is_image(part, forms):
-                found[part] = Slot(home, first)
+        for part, first in _covered(cat, forms):
+            if part not in found and may_be_placed(part, step_of) and (
+                    _is_image(part, forms) and effects.root(part) not in written):
+                found[part] = Slot(own.home, own.first + first)
                 found.setdefault(cat, own)
-            first += forms[part].shape[1]
     return found
+
+
+def _covered(cat: fx.Node, forms: dict[fx.Node, Form]) -> Iterator[tuple[fx.Node, int]]:
+    """Values that are parts as a whole, slice by slice in their order, and their first channels."""
+    first, found = 0, Counter[tuple[fx.Node, int]]()
+    for part in _parts(cat):
+        whole, count = _whole(part), forms[part].shape[1]
+        at = _channel(forms[part], forms[whole]) if whole in forms else None
+        if at is not None:
+            found[whole, first - at] += count
+        first += count
+    for (whole, first), count in found.items():
+        if count == forms[whole].shape[1]:
+            yield whole, first
+
+
+def _channel(part: Form, whole: Form) -> int | None:
+    """The first channel of a slice; None of what is none."""
+    at = (part.address - whole.address) // 4
+    sizes, others = part.shape[:1] + part.shape[2:], whole.shape[:1] + whole.shape[2:]
+    alike = part.strides == whole.strides and sizes == others
+    return at if alike and 0 <= at <= whole.shape[1] - part.shape[1] else None
 
 
 def _nest(cat: fx.Node, forms: dict[fx.Node, Form], found: dict[fx.Node, Slot]) -> None:
@@ -146,12 +204,24 @@ class Places:
 
 
 def _joined(out: Tensor, parts: tuple[Tensor, ...]) -> Tensor | None:
-    """Copies the parts that do not lie in their places."""
-    first = 0
-    for part in parts:
-        place = out.narrow(1, first, part.shape[1])
-        there = part.data_ptr() == place.data_ptr() and part.stride() == place.stride()
-        if not there and concatenated((part,), out=place) is None:
+    """Copies the parts that do not lie in their places, neighbours together."""
+    for first, run in _missing(out, parts):
+        place = out.narrow(1, first, sum(part.shape[1] for part in run))
+        if concatenated(run, out=place) is None:
             return None
-        first += part.shape[1]
     return out
+
+
+def _missing(out: Tensor, parts: tuple[Tensor, ...]) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    first, begin = 0, None
+    for i, part in enumerate(parts):
+        place = out.narrow(1, first, part.shape[1])
+        if part.data_ptr() == place.data_ptr() and part.stride() == place.stride():
+            if begin is not None:
+                yield begin[0], parts[begin[1]:i]
+            begin = None
+        elif begin is None:
+            begin = first, i
+        first += part.shape[1]
+    if begin is not None:
+        yield begin[0], parts[begin[1]:]

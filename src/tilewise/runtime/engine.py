@@ -15,6 +15,7 @@ from ..core.grid import Grid
 from ..core.lru import Lru
 from ..core.plan import Plan
 from ..core.problem import Problem
+from ..core.schedule import Schedule
 from ..core.target import Target
 from ..kernels import precision
 from ..kernels.activations import joined
@@ -82,18 +83,27 @@ class Engine:
         if self.planner.wisdom.read(text, Path(origin)):
             self.executables.clear()
 
-    def among(self, plan: Plan, pitch: int) -> Plan:
-        """The same with results between other channels, `pitch` in all; as it is where that
-        cannot be."""
-        p, t, algorithm = plan.inner, plan.target, self.planner.algorithm(plan.algorithm)
-        tail = p.epilogue
-        if plan.before or plan.after or p.layout != "nhwc" or tail.residual or tail.pool > 1 or (
-                tail.mask or algorithm.takes == "tensors"):
+    def among(self, plan: Plan, read: int, written: int) -> Plan:
+        """The same with images or results between other channels, so many in all; 0: they are
+        whole. As it is where that cannot be."""
+        p = plan.inner
+        if plan.before or p.layout != "nhwc" or p.direction != "forward":
             return plan
-        inner = p.with_(grid=Grid(1, 1, p.out_h, p.out_w, pitch))
-        # such stores are of whole lines, which a slice of channels may not begin with
-        s = plan.schedule.with_(streaming=False) if "streaming" in plan.schedule else plan.schedule
-        if algorithm.reject(inner, t) or s not in algorithm.space(inner, t):
+        if read > p.c:
+            plan = self._changed(plan, p.with_(pitch=read), plan.schedule)
+        tail = p.epilogue
+        if written and not (plan.after or tail.residual or tail.pool > 1 or tail.mask):
+            # such stores are of whole lines, which a slice of channels may not begin with
+            s = plan.schedule.with_(**{"streaming": False} if "streaming" in plan.schedule else {})
+            grid = Grid(1, 1, p.out_h, p.out_w, written)
+            plan = self._changed(plan, plan.inner.with_(grid=grid), s)
+        return plan
+
+    def _changed(self, plan: Plan, inner: Problem, s: Schedule) -> Plan:
+        """The plan for another problem of its kernel, if the algorithm takes that."""
+        t, algorithm = plan.target, self.planner.algorithm(plan.algorithm)
+        if algorithm.takes == "tensors" or algorithm.reject(inner, t) or (
+                s not in algorithm.space(inner, t)):
             return plan
         return replace(plan, inner=inner, schedule=s)
 

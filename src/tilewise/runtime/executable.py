@@ -95,7 +95,7 @@ class Executable:
                out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The result, and the mask where the problem asks for one."""
         layout, inner = self._layout, self.plan.inner
-        x, fused = laid_out(x, layout), residual
+        x, fused = x if inner.pitch else laid_out(x, layout), residual
         if residual is not None:
             residual = residual if inner.grid else laid_out(residual, layout)
             fused = residual if inner.epilogue.residual else None

@@ -24,7 +24,7 @@ from ..emit.tiling import ceil_div, emit_pieces
 from .geometry import Sizes
 
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "block_rows", "row_blocks",
-         "pieces_0", "pieces_1", "pieces_2", "pieces_3")
+         "pieces_0", "pieces_1", "pieces_2", "pieces_3", "x_pixel")
 FREE = ("block_rows",)  # a tunable that is a size as well
 NARROW = 5  # taps of a row that do not hide how long a column takes to come
 
@@ -130,13 +130,13 @@ class _Depthwise:
 
     def _channels(self, f: Function, width: int, w: Index, channel: Index, count: int) -> None:
         """One vector of output channels of a tile."""
-        p = self.p
+        p, step = self.p, self.g.x_step(self._sizes(f))
         x = f.x + (channel if p.group_k == 1 else channel // p.group_k * p.group_c)
         row_taps = p.s * p.group_c  # of an output, that a row of the filter has
         taps = f.weight + channel * (p.r * row_taps)
         zeros = [f.vector(0.0)] * width
         with f.loop(f.high, start=f.low, carry=zeros) as r:
-            row = x + r.i * w * (p.dilation[0] * p.c)
+            row = x + r.i * w * (step * p.dilation[0])
             r.values = self._filter_row(f, row, taps + r.i * (row_taps * self.g.lanes), r.values, w,
                                         count)
         for i, value in enumerate(r.values):
@@ -148,8 +148,9 @@ class _Depthwise:
                     count: int) -> list[Vector]:
         """Channel by channel of the groups: few weights stay in registers."""
         if self.p.s <= NARROW:  # the next channels of a pixel: no pattern that processors know
+            step = self.g.x_step(self._sizes(f))
             for column, _ in self.g.meetings(len(acc)):
-                (x + column * self.p.c).prefetch(self.g.lanes, level=1)
+                (x + step * column).prefetch(self.g.lanes, level=1)
         for channel in range(self.p.group_c):
             acc = self._filter_channel(f, x, taps + channel * (self.p.s * self.g.lanes), acc, w,
                                        (count, channel))
@@ -162,10 +163,11 @@ class _Depthwise:
         Columns outside the image add nothing, not even zero times a weight that may be infinite.
         """
         acc, width = list(acc), len(acc)
+        step = self.g.x_step(self._sizes(f))
         weights = [taps.load(s * self.g.lanes) for s in range(self.p.s)]
 
         def met(column: int, pairs: list[tuple[int, int]]) -> list[Vector]:
-            value = self._channels_of(x + column * self.p.c, *which)
+            value = self._channels_of(x + step * column, *which)
             return [f.fma(value, weights[s], acc[i]) for i, s in pairs]
 
         for column, pairs in self.g.meetings(width):
@@ -195,7 +197,7 @@ class _Depthwise:
             with f.loop((top + z.block_rows).minimum(z.conv_h), start=top) as row:
                 y = row.i * p.stride[0] - z.top
                 low, high = self._filter_rows(y, z.h)
-                x = f.frame.load_pointer(X) + (image * z.h + y) * (z.w * p.c)
+                x = f.frame.load_pointer(X) + (image * z.h + y) * (z.w * self.g.x_step(z))
                 at = (image * z.conv_h + row.i) * (z.conv_w * p.k)
                 self._row(f, x, at, low, high)
         return f
@@ -213,6 +215,6 @@ class _Depthwise:
         pieces = [getattr(z, f"pieces_{i}") for i in range(len(g.widths))]
         for width, col, _ in emit_pieces(f, g.widths, pieces, f.index(0), z.conv_w):
             left, out = col * p.stride[1] - z.left, at + col * p.k
-            f.call(self.tiles[width], f.frame, x + left * p.c, f.frame.load_pointer(WEIGHT),
+            f.call(self.tiles[width], f.frame, x + left * g.x_step(z), f.frame.load_pointer(WEIGHT),
                    f.frame.load_pointer(BIAS), f.frame.load_pointer(RESIDUAL) + out,
                    f.frame.load_pointer(Y) + out, low, high, left)

@@ -152,11 +152,11 @@ class _Direct:
 
     def _pack(self) -> Function:
         """Copy a rectangle of one slice of channels, zeros where it leaves the image."""
-        p, c = self.p, self.g.slice_c
+        c = self.g.slice_c
         with self.m.function("pack", frame="pointer", x="pointer", to="pointer", top="index",
                              left="index", rows="index", cols="index") as f:
             z = self._sizes(f)
-            h, w, pitch = z.h, z.w, z.row_pitch
+            h, w, pitch, step = z.h, z.w, z.row_pitch, self.g.x_step(z)
             start = (0 - f.left).maximum(0).minimum(f.cols)
             stop = (w - f.left).maximum(start).minimum(f.cols)
             with f.loop(f.rows) as row:
@@ -165,19 +165,20 @@ class _Direct:
                     with inside:
                         emit_zero(f, to, start * c)
                         self._copy_pixels(f, to + start * c,
-                                          f.x + (y * w + f.left + start) * p.c, stop - start)
+                                          f.x + (y * w + f.left + start) * step,
+                                          stop - start)
                         emit_zero(f, to + stop * c, (f.cols - stop) * c)
                     with outside:
                         emit_zero(f, to, f.cols * c)
         return f
 
     def _copy_pixels(self, f: Function, to: Pointer, source: Pointer, count: Index) -> None:
-        c = self.g.slice_c
-        if c == self.p.c:
+        c, step = self.g.slice_c, self.g.x_step(self._sizes(f))
+        if c == step:
             emit_copy(f, to, source, count * c)
             return
         with f.loop(count) as pixel:
-            emit_copy(f, to + pixel.i * c, source + pixel.i * self.p.c, c)
+            emit_copy(f, to + pixel.i * c, source + pixel.i * step, c)
 
     # one task
 
@@ -215,10 +216,10 @@ class _Direct:
         last = col_block.equals(z.col_blocks - 1)
         left = (col_block * z.block_w).minimum((z.conv_w - s.tile_w).maximum(0))
         right = ((col_block + 1) * z.block_w).minimum(z.conv_w)
-        channel = group * p.group_c + part * g.slice_c
-        x = f.frame.load_pointer(X) + image * (z.h * z.w * p.c) + channel
+        channel, step = group * p.group_c + part * g.slice_c, g.x_step(z)
+        x = f.frame.load_pointer(X) + image * (z.h * z.w * step) + channel
         in_top, in_left = top * p.stride[0] - z.top, left * p.stride[1] - z.left
-        a = x + (in_top * z.w + in_left) * p.c
+        a = x + (in_top * z.w + in_left) * step
         if self.pack:
             batch = f.frame.load_index(BATCH)
             a = f.frame.load_pointer(SCRATCH) + batch * z.partial_floats + f.worker * z.pack_floats

@@ -16,7 +16,8 @@ CHUNK = 16  # steps between two times that weights are fetched
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_tiles", "row_blocks",
          "col_blocks", "row_pitch", "pack_floats", "partial_floats", "lines_ahead", "pool_rows",
          "pool_tasks", "pieces_0", "pieces_1", "pieces_2", "pieces_3", "block_rows", "block_cols",
-         "block_w", "k_parts", "y_row", "y_image", "y_pixel")
+         "block_w", "k_parts", "y_row", "y_image", "y_pixel",
+         "x_pixel")
 FREE = ("block_rows", "block_cols", "k_parts")  # tunables that are sizes as well
 
 
@@ -114,7 +115,9 @@ class Geometry(BlocksOfK):
 
     @cached
     def packed(self) -> bool:
-        return not self.skips and (self.p.is_padded or self.p.groups > 1 or self.s.split > 1)
+        p = self.p
+        apart = p.groups > 1 or self.s.split > 1 or p.pitch > 0  # pixels, for a task
+        return not self.skips and (p.is_padded or apart)
 
     @cached
     def pixel(self) -> int:

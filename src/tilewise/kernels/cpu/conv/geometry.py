@@ -55,6 +55,15 @@ class Sizes:
         return self.p.out_w
 
     @property
+    def x_pixel(self) -> int:
+        """Floats from a pixel of the input to the next."""
+        return self.p.pitch or self.p.c
+
+    def x_step(self, z: Any) -> Any:
+        """The same, known to the code unless the input is a slice."""
+        return z.x_pixel if self.p.pitch else self.p.c
+
+    @property
     def y_row(self) -> int:
         """Floats from a row of outputs to the next, where they lie on a grid."""
         grid = self.p.grid

@@ -69,7 +69,9 @@ class Winograd:
         g, p, lanes, (down, across) = self.g, self.p, self.g.lanes, self.p.dilation
         name = "input_border" if border else "input_inside"
         with self.m.function(name, frame="pointer", x="pointer", v="pointer") as f:
-            pitch = self._sizes(f).w * p.c
+            z = self._sizes(f)
+            step = g.x_step(z)
+            pitch = z.w * step
             rows = [f.x + pitch * (i * down) for i in range(0 if border else g.down.n)]
 
             def channels(c: Index, count: int) -> None:
@@ -78,7 +80,7 @@ class Winograd:
                 def load(i: int, j: int) -> Vector:
                     if border:
                         return (f.x.load_pointer(i * g.across.n + j) + c).load(count=count)
-                    return here[i].load(j * across * p.c, count=count)
+                    return (here[i] + step * (j * across)).load(count=count)
 
                 def store(i: int, j: int, value: Vector) -> None:
                     self._store_v(to, (i * g.across.n + j) * g.v_position, value)
@@ -124,7 +126,7 @@ class Winograd:
 
     def _transform_tile(self, f: Function, z: InCode, tile: Place, v: Pointer, zeros: Pointer,
                         table: Pointer) -> None:
-        c, n_h, n_w, h, w = self.p.c, self.g.down.n, self.g.across.n, z.h, z.w
+        c, n_h, n_w, h, w = self.g.x_step(z), self.g.down.n, self.g.across.n, z.h, z.w
         down, across = self.p.dilation
         span_h, span_w = (n_h - 1) * down + 1, (n_w - 1) * across + 1
         top, left = first_row(z, tile) - z.top, first_col(z, tile) - z.left

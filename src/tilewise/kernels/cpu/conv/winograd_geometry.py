@@ -16,7 +16,8 @@ from ..emit.tiling import ceil_div
 from .geometry import BlocksOfK
 
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "tile_rows", "tile_cols",
-         "tiles", "phases", "phase_cols", "y_row", "y_image", "y_pixel")  # words of the frame
+         "tiles", "phases", "phase_cols", "y_row", "y_image", "y_pixel",
+         "x_pixel")  # words of the frame
 APART = 16  # floats between positions, so that they do not meet in the same cache sets
 
 
