@@ -42,7 +42,7 @@ def problem(k: int, c: int, r: int, s: int) -> Problem:
 def test_the_same_bits(algorithm: Any, shape: tuple[int, int, int, int], large: int,
                        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "LARGE", large)  # by generated code, and by torch
-    monkeypatch.setattr(direct, "is_loaded", lambda isa: False)
+    monkeypatch.setattr(direct, "is_worth", lambda isa: False)
     (k, c, r, s), p = shape, problem(*shape)
     whole = torch.randn(k, c, r, s)
     weights = [whole, whole.contiguous(memory_format=torch.channels_last),
@@ -78,9 +78,9 @@ def test_groups_of_a_mirrored_weight(groups: int) -> None:
 def test_small_weights_are_packed_by_code_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm: Any = next(a for a in BY_STRIDES if a.name == "cpu_direct")
     p, weight, packed = problem(5, 7, 3, 3), torch.randn(7, 5, 3, 3), []
-    monkeypatch.setattr(direct, "is_loaded", lambda isa: False)
+    monkeypatch.setattr(direct, "is_worth", lambda isa: False)
     expected = prepared(algorithm, p, weight)
-    monkeypatch.setattr(direct, "is_loaded", lambda isa: True)
+    monkeypatch.setattr(direct, "is_worth", lambda isa: True)
     whole = direct.prepare
     monkeypatch.setattr(direct, "prepare", lambda *args: packed.append(1) or whole(*args))
     assert torch.equal(prepared(algorithm, p, weight), expected)

@@ -67,7 +67,7 @@ class PanelAlgorithm(CpuAlgorithm):
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu.prepare import direct, mirrored
 
-        if p.weight_bytes >= LARGE or direct.is_loaded(t.row):
+        if p.weight_bytes >= LARGE or direct.is_worth(t.row):
             return direct.prepare(self._geometry(p, t, s), t, weight)
         plain = weight.tensor() if isinstance(weight, mirrored.Mirrored) else weight
         return super().prepare(p, t, s, plain)

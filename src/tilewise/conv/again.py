@@ -16,7 +16,7 @@ from ..kernels import precision
 from ..kernels.activations import joined
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
-from ..runtime.weights import Made
+from ..runtime.weights import Made, Once
 
 PLAIN = (Tensor, Parameter)  # whose calls nobody overrides
 CALLS = 8  # that a block remembers
@@ -31,7 +31,8 @@ class Again:
     to nothing that the caches of executables and weights let go.
     """
 
-    def __init__(self, engine: Engine, executable: Executable, made: Made, folded: bool) -> None:
+    def __init__(self, engine: Engine, executable: Executable, made: Made | Once,
+                 folded: bool) -> None:
         self._engine, self._folded, self.used = engine, folded, 0
         self._executable, self._made = weakref.ref(executable), weakref.ref(made)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.problem import Epilogue, Problem
+from ..core.problem import Problem
 from ..core.target import Target
 from ..kernels import precision
 from ..runtime import masks
@@ -30,7 +30,7 @@ def by_engine(engine: Engine, p: Problem, t: Target, grad: Tensor, x: Tensor, we
         grad, bias = masks.unpack(p, t, grad, mask)
     elif wants[2]:
         bias = grad.sum((0, 2, 3))
-    bare = p.with_(epilogue=Epilogue())
+    bare = p.bare
     if wants[1]:
         forget(weight)  # a step follows, and prepared weights take several times their memory
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..core.activations import by_mask
 from ..core.errors import InvalidProblem
+from ..core.problem import Problem
 from ..kernels.cpu.between.masks import pixel_bytes
-from .again import is_plain_gradient
+from .again import form, is_plain_gradient
 from .calls import Call, is_channels_last, problem_of
 from .devices import target_of
 from .gradients import by_engine, by_torch
@@ -33,9 +34,25 @@ def _conv2d_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | Non
                      stride: list[int], padding: list[int], dilation: list[int], groups: int,
                      activation: str | None, pool: int, wants: list[bool],
                      max_error: float | None) -> tuple[Tensor, ...]:
-    p = problem_of(Call(x, weight, None, None, stride, padding, dilation, groups, activation, pool))
+    p = _problem_of(Call(x, weight, None, None, tuple(stride), tuple(padding), tuple(dilation),
+                         groups, activation, pool))
     found = by_engine(ENGINE, p, target_of(x), grad, x, weight, mask, wants, max_error)
     return tuple(grad.new_empty(0) if part is None else part for part in found)
+
+
+_PROBLEMS: dict[Any, Problem] = {}
+MOST = 1024  # problems that are remembered
+
+
+def _problem_of(call: Call) -> Problem:
+    """The same each time: to make one takes as long as to run a small one."""
+    key = form(call.x), form(call.weight), call.x.device, call.weight.device, *call[4:10]
+    found = _PROBLEMS.get(key)
+    if found is None:
+        if len(_PROBLEMS) >= MOST:
+            _PROBLEMS.clear()
+        found = _PROBLEMS[key] = problem_of(call)
+    return found
 
 
 def _conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,

@@ -70,6 +70,21 @@ class Problem:
             if complaints:
                 raise InvalidProblem("; ".join(complaints))
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, name) for name in FIELDS))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in FIELDS}  # hashes are a process's own
+
+    @cached
+    def bare(self) -> Problem:
+        """The convolution alone, without what follows it."""
+        return self.with_(epilogue=Epilogue())
+
     def _is_plain(self) -> bool:
         """Whether there is nothing to complain about, at a glance: a new size makes many."""
         return (min(self.c, self.h, self.w, self.k, self.r, self.s, self.groups, *self.stride,

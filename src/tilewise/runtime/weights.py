@@ -215,9 +215,29 @@ def made(name: object, make: Callable[[], Any], *sources: Tensor | None,
     return FORMS.put(key, entry)
 
 
-def prepared(weight: Tensor, executable: Executable) -> Made:
-    """The weight as the executable's kernel wants it."""
+class Once:
+    """What is made for one call; the next makes it anew."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def is_of(self, sources: Sequence[Tensor | None]) -> bool:
+        return False
+
+
+_learning: dict[int, Any] = {}  # weights whose gradients were just computed, by their ids
+
+
+def prepared(weight: Tensor, executable: Executable) -> Made | Once:
+    """The weight as the executable's kernel wants it.
+
+    That of one that learns is not kept: it will change before the next call. Where it does not,
+    the call after that keeps it.
+    """
     source: Any = weakref.ref(weight)  # what was made of it must not keep it alive
+    ref = _learning.pop(id(weight), None) if _learning else None
+    if ref is not None and ref() is weight and watcher() is None:
+        return Once(executable.ready(weight, source))
     return made(executable.weight_key, lambda: executable.ready(weight, source), weight,
                 restore=lambda values: executable.with_source(values, source))
 
@@ -260,6 +280,8 @@ def forget(weight: Tensor) -> None:
     """Let go of all that was made from a weight: it is about to change."""
     for key in FORMS.of(id(weight)):
         MADE.drop(key)
+    name = id(weight)
+    _learning[name] = weakref.ref(weight, lambda _: _learning.pop(name, None))
 
 
 def folded(weight: Tensor, bias: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:

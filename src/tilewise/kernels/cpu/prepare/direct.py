@@ -5,6 +5,7 @@ One kernel packs weights of any size: sizes are words of its frame.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..emit.threads import WEIGHT, X, Y, emit_entry, emit_region
 from ..emit.transpose import transpose
 from .mirrored import Mirrored
 
+OFTEN = 256  # weights that torch packs before code is made for the next
 FEW = 64 << 10  # bytes that a thread packs sooner than others could begin
 ANY = Problem(1, 1, 1, 1, 1, 1, 1)
 # of a panel: filters, input channels, taps down and across; panels of a group; vectors of a block
@@ -116,8 +118,18 @@ def request_of(isa: Isa) -> Request:
     return Request(make, ANY, Schedule(), isa, (), True)
 
 
-def is_loaded(isa: Isa) -> bool:
-    return launch.is_loaded(request_of(isa))
+_asked = Counter[Isa]()
+
+
+def is_worth(isa: Isa) -> bool:
+    """Whether the code is there, or was missed so often that it is to be made: weights that learn
+    are packed in every step."""
+    if _asked[isa] > OFTEN:
+        return True
+    _asked[isa] += 1
+    if launch.is_loaded(request_of(isa)):
+        _asked[isa] = OFTEN + 1
+    return _asked[isa] > OFTEN
 
 
 PACKERS = Remembered(lambda isa, *words: launch.launch_of(request_of(isa), words))
