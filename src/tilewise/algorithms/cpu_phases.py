@@ -188,4 +188,5 @@ def _cleared(p: Problem, t: Target) -> Any:
 
 def _bytes_before(p: Problem, offset: tuple[int, int]) -> int:
     row, col = offset
-    return 4 * (row * p.w + col) * p.c
+    pixel = p.grid.pitch if p.grid and p.grid.pitch else p.c
+    return 4 * (row * p.w + col) * pixel

@@ -195,13 +195,26 @@ def _run(call: Transposed) -> Tensor:
     return executable(x, prepared(weight, executable).value, call.bias, call.residual)
 
 
-def _executable(call: Transposed) -> Executable:
+def into(out: Tensor, pitch: int, call: Transposed) -> Tensor | None:
+    """The result in a slice of channels, of so many; None where that cannot be."""
+    if not is_gradient(call) or call.x.dim() != 4 or call.x.dtype != torch.float32 or (
+            gate(Call(*call[:4])) != KERNEL):
+        return None
+    check(call)
+    executable = _executable(call, pitch)
+    if not executable.is_among:
+        return None
+    ENGINE.tell(executable.plan)
+    return executable(call.x, prepared(call.weight, executable).value, call.bias, None, out)
+
+
+def _executable(call: Transposed, pitch: int = 0) -> Executable:
     key = ("transposed", form(call.x), form(call.weight), call.bias is None,
            call.residual is None or call.residual.shape, *call[4:], torch.get_num_threads(),
-           precision.asked())
+           precision.asked(), pitch)
     found = ENGINE.executables.get(key)
     if found is None:
-        found = ENGINE.executables.put(key, ENGINE.build(plan_of(call)))
+        found = ENGINE.executables.put(key, ENGINE.build(ENGINE.among(plan_of(call), 0, pitch)))
     return found
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.plan import Plan
+from ..runtime.images import pitch_of
 from ..runtime.weights import Norm, folded_transposed
 from . import transposed, transposed_volumes
 from .calls import KERNEL, Call, gate
@@ -40,6 +41,18 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Nor
     mean, variance, scale, shift, eps = norm
     y = run(x, weight, bias, *args, max_error=max_error)
     return then(F.batch_norm(y, mean, variance, scale, shift, eps=eps), activation, 1)
+
+
+def into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any,
+         norm: Norm | None, activation: str | None, max_error: float | None) -> Tensor | None:
+    """`normed` of images into a slice of channels; None where that cannot be."""
+    if norm is not None:
+        fits = norm[0].dtype == weight.dtype and norm[0].shape == (weight.shape[1] * args[3],)
+        if not fits or gate(Call(x, weight, bias), *norm[:4]) != KERNEL:
+            return None
+        weight, bias = folded_transposed(weight, bias, norm, args[3])
+    call = transposed.call_of(x, weight, bias, *args, activation=activation, max_error=max_error)
+    return transposed.into(out, pitch_of(tuple(out.shape), out.stride()), call)
 
 
 def _lines(*args: Any, **options: Any) -> Tensor:

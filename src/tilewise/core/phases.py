@@ -93,7 +93,7 @@ def _axis(size: int, outputs: int, taps: int, stride: int, dilation: int,
 
 
 def _phase(p: Problem, a: _Axis, b: _Axis) -> Phase:
-    whole = (p.h, p.w) if p.grid is None else p.grid[2:4]
+    whole = (p.h, p.w) if p.grid is None else p.grid[2:]
     problem = p.with_(
         c=p.k, k=p.c, h=p.conv_h, w=p.conv_w, r=len(a.taps), s=len(b.taps), stride=(1, 1),
         padding=(*a.padding, *b.padding), dilation=(a.dilation, b.dilation), direction="forward",

@@ -123,6 +123,8 @@ def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> 
     if x.dtype == torch.float32:
         for plan in plans_of_transposed(call):
             _ask(plan, found)
+            if block.is_part:
+                _ask(ENGINE.among(plan, 0, block._parts[0].out_channels), found)
     y = shape_of_transposed(call)
     return y.squeeze(-2) if block.axes == 1 else y
 

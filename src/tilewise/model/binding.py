@@ -47,6 +47,7 @@ class Binder:
                  module_of: Callable[[fx.Node], Any], places: Places | None = None) -> None:
         self._graph, self._modules, self._tensors = graph, steps, tensors
         self._places, self.forms = places, dict[fx.Node, Form]()
+        self.by_torch = set[fx.Node]()  # nodes that torch computes
         self._module_of, self._effects = module_of, Effects(graph, module_of)
         self._recorder, self._steps = Recorder(), list[Launch | Step]()
         self.labels: list[Label] = []  # of the steps
@@ -172,7 +173,7 @@ class Binder:
             self._check_number(node, args)
         elif not self._is_recorded(node, found):
             if self._places is not None and node in self._places:
-                raise Refused("a part of a concatenation is torch's")
+                raise Refused(f"{node.name}, a part of a concatenation, is torch's")
             self._by_torch(node, call, found, value)
         else:
             self._append(self._recorder.launches)
@@ -242,6 +243,7 @@ class Binder:
                   value: Any) -> None:
         """A step of torch's; what it gives is a new root, unless it lies where it was read."""
         self._recorder.drop_new()
+        self.by_torch.add(node)
         inputs = list(node.all_input_nodes)
         unknown = node.op == "call_module" and self._module_of(node) is None
         places, reads = [], list[View | Tensor]()

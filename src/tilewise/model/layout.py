@@ -13,7 +13,7 @@ from ..conv.again import is_transformed, is_unwatched
 from ..conv.calls import is_channels_last
 from ..runtime.images import pitch_of
 from ..runtime.turning import LAST, laid_out
-from .effects import Effects, depends_on_layout, is_random, name_of, sees_layout
+from .effects import QUERIES, Effects, depends_on_layout, is_random, name_of, sees_layout
 from .native import function_of
 
 SIGNAL = 3  # the rank of what lies channels-last between convolutions only: torch has no such
@@ -78,7 +78,9 @@ def _laid_out(x: Tensor, layout: torch.memory_format = torch.contiguous_format) 
 
 def settled(x: Any) -> Any:
     """What contiguous() gives inside, where no one can tell how images lie."""
-    if isinstance(x, Tensor) and x.dim() in LAST and x.is_contiguous(memory_format=LAST[x.dim()]):
+    if isinstance(x, Tensor) and x.dim() in LAST and (
+            x.is_contiguous(memory_format=LAST[x.dim()])
+            or pitch_of(tuple(x.shape), x.stride())):
         return x
     return x.contiguous()
 
@@ -207,9 +209,10 @@ class Inside:
 
     def ends_in_blocks(self, node: fx.Node) -> bool:
         """Whether all that becomes of a value, as it lies, is read by convolutions of ours."""
-        return bool(node.users) and all(
+        users = [user for user in node.users if name_of(user) not in QUERIES]
+        return bool(users) and all(
             self.is_block(user) or (self.keeps(user) and self.ends_in_blocks(user))
-            for user in node.users)
+            for user in users)
 
     def _settle(self, node: fx.Node) -> None:
         """The layout that it asks for is the caller's, if it is any."""

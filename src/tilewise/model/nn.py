@@ -14,7 +14,7 @@ from ..conv.batch_norm import normalised
 from ..conv.calls import is_by_filter
 from ..conv.ops import call_again, then
 from ..conv.options import options_of, output_shape
-from ..conv.transposed_axes import TRANSPOSED, normed
+from ..conv.transposed_axes import TRANSPOSED, into, normed
 from ..core.errors import TilewiseError
 from ..runtime.images import pitch_of
 from ..runtime.weights import Norm, fold, fold_transposed
@@ -273,6 +273,14 @@ class TransposedBlock(Block):
     def forward(self, x: Tensor, residual: Tensor | None = None,
                 slope: Tensor | None = None, inside: bool = False) -> Tensor:
         return self._anew(x, None, None, inside)
+
+    def into(self, out: Tensor, x: Tensor, slope: Tensor | None = None) -> Tensor | None:
+        norm = self._parts[1]
+        if self.axes != 2 or slope is not None or not can_repeat(x) or (
+                norm is not None and norm.training):
+            return None
+        return into(out, *self.call(x), norm=None if norm is None else _values(norm),
+                    activation=self.activation, max_error=self.max_error)
 
     def call(self, x: Tensor) -> tuple[Any, ...]:
         """The arguments of `conv_transpose2d`."""

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ..runtime.concatenation import concatenated
 from ..runtime.images import channels_last
 from ..runtime.pointwise import empty
-from .effects import Effects, name_of
+from .effects import QUERIES, Effects, name_of
 from .native import Native
 from .nn import Block, TransposedBlock
 from .operations import Cat
@@ -21,7 +21,7 @@ StepOf = Callable[[fx.Node], Any]
 
 
 # what gives slices of an image and reads nothing
-VIEWS = {"chunk", "split", "tensor_split", "narrow", "getitem", "exactly", "enter"}
+VIEWS = {"chunk", "split", "tensor_split", "narrow", "getitem", "exactly", "enter", "settled"}
 
 
 class Form(NamedTuple):
@@ -59,7 +59,7 @@ def _is_block(step: Any) -> bool:
 
 
 def _writes(node: fx.Node, step: Any) -> bool:
-    if _is_block(step):
+    if isinstance(step, Block) and step.axes == 2:
         return step.pool == 1 and not node.kwargs and (len(node.args) < 2 or node.args[1] is None)
     return isinstance(step, Native) and step.slices
 
@@ -79,7 +79,7 @@ def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     for user in node.users:
         if _is_view(user):
             yield from _readers(user)
-        else:
+        elif name_of(user) not in QUERIES:
             yield user, node
 
 
@@ -100,28 +100,31 @@ def mark(graph: fx.Graph, step_of: StepOf) -> None:
     cats = [node for node in graph.nodes if is_cat(step_of(node))]
     for part in dict.fromkeys(_whole(part) for cat in cats for part in _parts(cat)):
         if may_be_placed(part, step_of):
-            if _is_block(step_of(part)):
+            if isinstance(step_of(part), Block):
                 step_of(part).is_part = True
             for user, _ in _readers(part):
                 if _is_block(step_of(user)):
                     step_of(user).reads_part = True
 
 
-def slots(graph: fx.Graph, step_of: StepOf, forms: dict[fx.Node, Form]) -> dict[fx.Node, Slot]:
+def slots(graph: fx.Graph, step_of: StepOf, forms: dict[fx.Node, Form],
+          by_torch: set[fx.Node]) -> dict[fx.Node, Slot]:
     """A place for each value that can have one; the last concatenation first: it has the most."""
     effects = Effects(graph, step_of)
     written = {effects.root(value) for node in graph.nodes for value in effects.written(node)}
     found: dict[fx.Node, Slot] = {}
     for cat in reversed(graph.nodes):
         known = is_cat(step_of(cat)) and all(node in forms for node in (cat, *_parts(cat)))
-        if not known or not _is_image(cat, forms) or effects.root(cat) in written:
+        if not known or not _is_image(cat, forms) or effects.root(cat) in written or (
+                cat in by_torch):
             continue  # who writes to it must not write to its parts
         if cat not in found and _is_read(cat, step_of):
             _nest(cat, forms, found)
         own = found.get(cat, Slot(cat, 0))
         for part, first in _covered(cat, forms):
-            if part not in found and may_be_placed(part, step_of) and (
-                    _is_image(part, forms) and effects.root(part) not in written):
+            able = may_be_placed(part, step_of) and part not in by_torch
+            if able and part not in found and _is_image(part, forms) and (
+                    effects.root(part) not in written):
                 found[part] = Slot(own.home, own.first + first)
                 found.setdefault(cat, own)
     return found

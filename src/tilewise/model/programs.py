@@ -163,7 +163,7 @@ class Programs:
         It runs the graph once more, so that nothing in it may be unknown.
         """
         capture, before = self._capture, (binder, results, program)
-        found = slots(capture.graph, capture.module_of, binder.forms)
+        found = slots(capture.graph, capture.module_of, binder.forms, binder.by_torch)
         note("placed", lambda: told(found, binder.forms))
         if not found or any(capture.module_of(node) is None for node in capture.graph.nodes
                             if node.op == "call_module"):

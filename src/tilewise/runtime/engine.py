@@ -87,15 +87,15 @@ class Engine:
         """The same with images or results between other channels, so many in all; 0: they are
         whole. As it is where that cannot be."""
         p = plan.inner
-        if plan.before or p.layout != "nhwc" or p.direction != "forward":
+        if plan.before or p.layout != "nhwc" or p.direction == "backward_weight":
             return plan
-        if read > p.c:
+        if read > p.c and p.direction == "forward":
             plan = self._changed(plan, p.with_(pitch=read), plan.schedule)
         tail = p.epilogue
         if written and not (plan.after or tail.residual or tail.pool > 1 or tail.mask):
             # such stores are of whole lines, which a slice of channels may not begin with
             s = plan.schedule.with_(**{"streaming": False} if "streaming" in plan.schedule else {})
-            grid = Grid(1, 1, p.out_h, p.out_w, written)
+            grid = Grid(1, 1, *p.result_shape[2:], written)
             plan = self._changed(plan, plan.inner.with_(grid=grid), s)
         return plan
 
