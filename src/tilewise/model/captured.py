@@ -17,7 +17,7 @@ from ..conv.running import ENGINE
 from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.target import Target
-from ..kernels.cpu.emit.threads import is_forked, one_thread
+from ..kernels.cpu.emit.threads import alone_after_fork, is_forked
 from .ahead import look as look_ahead
 from .capture import Capture, tensors_of
 from .deciding import forms_of
@@ -95,7 +95,7 @@ class Captured:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_forked():  # some of its steps may be torch's, which would wait for lost threads
-            with one_thread():
+            with alone_after_fork():
                 return self._run(args, kwargs)
         return self._run(args, kwargs)
 

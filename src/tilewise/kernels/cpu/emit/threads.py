@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -17,6 +18,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....core.apart import apart
+from ....core.isa import ISA
 from . import amx
 from .function import Function, Module
 from .pointers import Pointer
@@ -185,7 +187,31 @@ def is_forked() -> bool:
 
 def alone_after_fork() -> AbstractContextManager[None]:
     """torch's own operators on this thread, where those that it had did not survive a fork."""
-    return one_thread() if _RUNTIME.forked else nullcontext()
+    return alone() if _RUNTIME.forked else nullcontext()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """torch's own operators on this thread, also those that keep a number of threads."""
+    with one_thread(), _without_onednn() if _is_arm() else nullcontext():
+        yield
+
+
+def _is_arm() -> bool:
+    return platform.machine() in ISA["neon"].machines
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """On Arm, oneDNN's library keeps the number of threads with which it was first called."""
+    import torch
+
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextmanager
