@@ -19,6 +19,7 @@ from llvmlite import ir
 
 from ....core.apart import apart
 from ....core.isa import ISA
+from ....core.platforms import HERE
 from . import amx
 from .function import Function, Module
 from .pointers import Pointer
@@ -141,8 +142,10 @@ def _openmp_of_torch() -> Any:
     """GOMP_parallel as torch's calls reach it; other packages bring libraries of their own."""
     import torch
 
-    own = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-    for library in (None, own):  # the loader's order: what all share, then its own
+    libraries = Path(torch.__file__).parent / "lib"
+    own = [str(libraries / name) for name in HERE.openmp]
+    # the loader's order: what all share, then torch's own
+    for library in (None, *own) if HERE.can_start_openmp else ():
         with suppress(OSError, AttributeError):
             return ctypes.CDLL(library).GOMP_parallel
     return None
