@@ -31,6 +31,8 @@ SIZED = 4  # of these, graphs for one size each
 LATER = 4  # times as many calls in a row are asked for with each of them
 LONGEST = 64  # calls in a row from which on twice as many are
 FRUITLESS = 16  # times as many where none can
+# before, torch.export takes a layer's parameters for inputs if its forward is an object's
+EXPORTS_LAYERS = torch.__version__ >= (2, 8)
 
 
 class Learned:
@@ -219,8 +221,14 @@ def arm(module: nn.Module, max_error: float | None) -> None:
     """Let a module be captured when it is called, and its parts: other methods than its forward,
     such as the `decode` of an autoencoder, call those alone."""
     _arm(module, max_error)
-    for child in module.children():
+    for child in _parts(module):
         _arm(child, max_error)
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """What a module holds; a lone convolution only where torch.export can look through it."""
+    return (child for child in module.children()
+            if EXPORTS_LAYERS or type(child) not in CONVOLUTIONS)
 
 
 def _arm(module: nn.Module, max_error: float | None) -> None:
@@ -230,7 +238,7 @@ def _arm(module: nn.Module, max_error: float | None) -> None:
     if not any(type(part) in (*CONVOLUTIONS, nn.Linear) for part in module.modules()):
         return
     if type(module).forward is nn.Module.forward or _copies_itself(module):  # a list, for example
-        for child in module.children():
+        for child in _parts(module):
             _arm(child, max_error)
     elif (type(module) in CONVOLUTIONS or isinstance(module, nn.Sequential)
           or not type(module).__module__.startswith("torch.nn.modules.")):
