@@ -329,7 +329,14 @@ def _arm_debian(result: dict[str, Any]) -> list[str]:
     return [*lines, "", f"ResNet-18: {model['generated']} of {model['layers']} layers run "
             f"generated code. Its relative error against float64 is {model['error']:.1e}, and "
             f"torch's {model['error_of_torch']:.1e}. It compiled {model['compiled']} kernels; the "
-            "second process compiled none."]
+            "second process compiled none.", *_lost_threads(result["rows"])]
+
+
+def _lost_threads(rows: list[dict[str, Any]]) -> list[str]:
+    """What torch does by itself in a forked child."""
+    hangs = {row.get("torch_hangs_on_one_thread") for row in rows} - {None}
+    return ["", "In another forked child there, one convolution of torch's own, on one thread, "
+            f"{'did not end' if hangs.pop() else 'ended'}."] if hangs else []
 
 
 def _passed(row: dict[str, Any]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from support.ending import end_process
 from support.faults import patched, replaced
 from typer.testing import CliRunner
 
@@ -68,16 +70,28 @@ def test_code_that_writes_beside_its_memory_is_told(offset: int) -> None:
         selftest._run(Wild(), p, Target.host(threads=1), Schedule(), [torch.ones(4)] * 4)
 
 
+def test_code_that_ends_its_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it may on a machine that nobody has tried; those that follow still have their turn."""
+    monkeypatch.setattr(selftest, "tried", end_process)
+    monkeypatch.setattr(selftest, "ALGORITHMS", ALGORITHMS[:2])
+    before = os.environ.get("OMP_WAIT_POLICY")
+    found = selftest.selftest(Target.host(threads=1), processes=1)
+    assert [text.partition(",")[0] for text in found.wrong] == [a.name for a in ALGORITHMS[:2]]
+    assert os.environ.get("OMP_WAIT_POLICY") == before
+
+
 def test_a_machine_without_a_row_has_nothing_to_test() -> None:
     assert selftest.selftest(Target("cpu", NO_ISA.name, 2)).ran == {}
 
 
 def test_the_command_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "SECONDS", 2.0)
+    monkeypatch.setattr("tilewise.core.cores.cores", lambda: 1)
     said = CliRunner().invoke(app, ["doctor", "--selftest", "--threads", "1"])
     assert said.exit_code == 0
     assert said.stdout.startswith("tilewise ")
     assert " 0 wrong, " in said.stdout
     assert len(said.stdout.splitlines()) == 1
+    monkeypatch.setattr("tilewise.core.cores.cores", lambda: 0)  # in this process
     said = CliRunner().invoke(app, ["doctor", "--selftest", "--json", "--threads", "1"])
     assert json.loads(said.stdout)["wrong"] == []

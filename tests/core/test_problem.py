@@ -23,8 +23,9 @@ from tilewise.core import (
 )
 from tilewise.core import target as target_module
 from tilewise.core.activations import ACTIVATIONS
-from tilewise.core.isa import _AMX, _AVX2, _AVX512, arm_flags, available, cpu_flags
+from tilewise.core.isa import _AMX, _AVX2, _AVX512, available, cpu_flags
 from tilewise.core.lru import Lru
+from tilewise.core.platforms.linux import arm_flags
 from tilewise.core.problem import DIRECTIONS, DTYPES, LAYOUTS
 
 without_deadline = settings(deadline=None)  # other processes may hold the cores

@@ -8,6 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import tilewise
+from tilewise.model import captured
 
 X, OTHER = torch.randn(2, 3, 16, 16), torch.randn(3, 3, 21, 19)
 
@@ -78,3 +79,22 @@ def test_export_with_an_open_batch(model):
     exported = torch.export.export(tilewise.optimize(model, X), (X,),
                                    dynamic_shapes=({0: batch},))
     assert_close(exported.module()(X[:1]), model(X[:1]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_layers_are_left_alone_where_export_cannot_look_through_them(monkeypatch, can):
+    """torch 2.6 takes the parameters of such a layer for inputs."""
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.layers = nn.Conv2d(3, 4, 3), nn.ModuleList([nn.Conv2d(4, 4, 3)])
+            self.block = nn.Sequential(nn.Conv2d(4, 4, 3))
+
+        def forward(self, x):
+            return self.block(self.layers[0](self.layer(x)))
+
+    monkeypatch.setattr(captured, "EXPORTS_LAYERS", can)
+    net = tilewise.optimize(Net().eval())
+    armed = {name for name, part in net.named_modules() if "forward" in part.__dict__}
+    assert armed == {"", "block"} | ({"layer", "layers.0"} if can else set())
+    assert "forward" in tilewise.optimize(nn.Conv2d(3, 4, 3)).__dict__

@@ -189,6 +189,22 @@ def test_an_optimised_model_in_a_forked_child() -> None:
     assert max(map(float, in_process(fork_after_a_model))) < 1e-5
 
 
+@pytest.mark.parametrize("machine, onednn", [("x86_64", True), ("aarch64", False)])
+def test_torch_in_a_forked_child(monkeypatch: pytest.MonkeyPatch, machine: str,
+                                 onednn: bool) -> None:
+    """On Arm, oneDNN's library waits for threads that were lost, also where it may use one."""
+    monkeypatch.setattr("platform.machine", lambda: machine)
+
+    def child() -> object:
+        with threads.alone_after_fork():
+            inside = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
+        return inside, torch._C._get_mkldnn_enabled()
+
+    assert forked(child) == str(((1, onednn), True))
+    with threads.alone_after_fork():
+        assert torch._C._get_mkldnn_enabled(), "nothing was lost here"
+
+
 def fork_while_others_work() -> list[str]:
     """Forks at any moment of threads that plan, compile, allocate and free."""
     torch.set_num_threads(2)

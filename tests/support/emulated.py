@@ -28,7 +28,8 @@ import llvmlite.binding as llvm
 import torch
 
 from tilewise.core import ISA, Isa, Target
-from tilewise.core.isa import arm_flags, available
+from tilewise.core.isa import available
+from tilewise.core.platforms.linux import arm_flags
 from tilewise.kernels.cpu.emit import jit, launch
 from tilewise.kernels.cpu.emit.requests import Request
 from tilewise.kernels.cpu.emit.threads import (

@@ -16,11 +16,11 @@ from ..conv.ops import conv2d
 from ..core.cores import cores, quota, visible
 from ..core.files import cache_directory, is_private
 from ..core.isa import KNOWN
+from ..core.platforms import HERE
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from ..model.dynamo import has_compiler
 from ..planner.wisdom import Wisdom, default_path
-from .machine import huge_pages
 from .run import rms_error
 
 SLOWEST = 0.5e9  # Hz: below any clock that one of two units, or half a core, stands for
@@ -39,7 +39,8 @@ def examine(threads: int, tell: Tell = silent) -> list[Finding]:
     """All findings."""
     code = (_generated_code, _denormals) if KNOWN else (_no_code,)
     checks: list[Callable[[], Finding]] = [
-        *code, lambda: _threads(threads), _cache, _wisdom, _huge_pages, _compiler, _triton, _peers]
+        *code, _system, lambda: _threads(threads), _cache, _wisdom, _huge_pages, _compiler, _triton,
+        _peers]
     findings = []
     for i, check in enumerate(checks):
         tell("examining", i, len(checks))
@@ -88,6 +89,14 @@ def _denormals() -> Finding:
     return Finding("ok", f"denormal numbers count as zero in generated code; {kept}")
 
 
+def _system() -> Finding:
+    """Whether anybody has tried this operating system, and what it lacks."""
+    if HERE.is_tested:
+        return Finding("ok", f"{HERE.name} is what tilewise is developed on")
+    known = "; ".join([f"{HERE.name} is untested", *HERE.lacks(platform.machine())])
+    return Finding("missing", known, "run tilewise doctor --selftest, and report its line")
+
+
 def _threads(threads: int) -> Finding:
     from ..kernels.cpu.emit.threads import uses_openmp
 
@@ -129,11 +138,11 @@ def _wisdom() -> Finding:
 
 
 def _huge_pages() -> Finding:
-    state = huge_pages()
+    state = HERE.huge_pages()
     if state in ("always", "madvise"):
         return Finding("ok", f"huge pages: {state}")
     return Finding("missing", f"huge pages: {state}; large outputs cost page faults",
-                   "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root")
+                   HERE.huge_pages_advice)
 
 
 def _compiler() -> Finding:

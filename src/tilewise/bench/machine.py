@@ -6,11 +6,11 @@ import os
 import platform
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..core.platforms import HERE
 from ..core.progress import Tell, counting, silent
 from ..core.target import Target
 from ..kernels.cpu import peak
@@ -25,10 +25,10 @@ PRODUCT = 512  # rows of a matrix
 def facts(threads: int, limits: bool = True, tell: Tell = silent) -> dict[str, Any]:
     """Everything that a figure should be read with; `limits` measures, for about a second."""
     t = Target.host(threads=threads)
-    found = {"processor": processor(), "system": f"{platform.system()} {platform.machine()}",
+    found = {"processor": HERE.processor(), "system": f"{platform.system()} {platform.machine()}",
              "cores": os.cpu_count(), "threads": threads, "isa": t.isa, "lanes": t.lanes,
              "registers": t.registers, "l1": t.l1, "l2": t.l2, "l3": t.l3,
-             "huge_pages": huge_pages(), "versions": versions()}
+             "huge_pages": HERE.huge_pages(), "versions": versions()}
     return {**found, **(measured_limits(threads, tell) if limits else {})}
 
 
@@ -60,26 +60,6 @@ def _product() -> tuple[Callable[[], object], float]:
     """torch's product of matrices, and its operations: the limit where no code is written."""
     a, b = torch.ones(PRODUCT, PRODUCT), torch.ones(PRODUCT, PRODUCT)
     return lambda: torch.mm(a, b), 2.0 * PRODUCT ** 3
-
-
-def processor() -> str:
-    """The name that the system gives the processor."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def huge_pages() -> str:
-    """How the kernel gives out huge pages: always, madvise, never or unknown."""
-    try:
-        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    except OSError:
-        return "unknown"
-    return text.partition("[")[2].partition("]")[0] or "unknown"
 
 
 def versions() -> dict[str, str]:

@@ -6,10 +6,15 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -34,6 +39,7 @@ SECONDS = 50.0  # of all; an algorithm gets its share
 FLOPS = 1e5  # of an image
 TRIES = 500  # draws until an algorithm takes one; a tenth is taken of the rarest
 MARGIN = 64  # floats beside a result, which nobody may write
+POLICY = "OMP_WAIT_POLICY"
 
 
 @dataclass
@@ -46,15 +52,79 @@ class Outcome:
     seconds: float = 0.0
 
 
-def selftest(t: Target, tell: Tell = silent, problems: int = PROBLEMS) -> Outcome:
-    """So many problems of every algorithm that is for a target."""
+def selftest(t: Target, tell: Tell = silent, problems: int = PROBLEMS,
+             processes: int = 0) -> Outcome:
+    """So many problems of every algorithm that is for a target; side by side in processes, or here.
+
+    Code that ends its process counts as wrong.
+    """
     found, start = Outcome(), time.monotonic()
     able = [a for a in ALGORITHMS if a.takes == "addresses" and a.device == "cpu" and a.is_for(t)]
-    for number, algorithm in enumerate(able):
-        tell(f"testing {algorithm.name}", number, len(able))
+    able.sort(key=lambda a: isinstance(a, CpuPhases))  # the slow ones get what others leave
+
+    def share(waiting: int) -> float:
+        """Seconds of the next, while so many have not ended."""
         left = SECONDS - (time.monotonic() - start)
-        _try(algorithm, t, problems, time.monotonic() + left / (len(able) - number), found)
+        return min(left, left * max(processes, 1) / waiting)
+
+    ends = _side_by_side(able, t, problems, processes, share) if processes else (
+        tried(a.name, t, problems, share(len(able) - i)) for i, a in enumerate(able))
+    for number, part in enumerate(ends):
+        tell("testing", number, len(able))
+        found.ran |= part.ran
+        found.wrong += part.wrong
+        found.worst = max(found.worst, part.worst)
+    found.ran = {a.name: found.ran[a.name] for a in ALGORITHMS if a.name in found.ran}
     found.seconds = time.monotonic() - start
+    return found
+
+
+def _side_by_side(able: list[Algorithm], t: Target, problems: int, processes: int,
+                  share: Callable[[int], float]) -> Iterator[Outcome]:
+    """What became of each algorithm, as they end."""
+    waiting, running = [a.name for a in able], dict[Future[Outcome], str]()
+    with _patient_threads():
+        pool = _pool(processes)
+        while waiting or running:
+            while waiting and len(running) < processes:
+                seconds = share(len(waiting) + len(running))
+                name = waiting.pop(0)
+                running[pool.submit(tried, name, t, problems, seconds)] = name
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            if any(isinstance(end.exception(), BrokenProcessPool) for end in done):
+                done, pool = set(running), _pool(processes)  # all that shared it are lost
+            for end in done:
+                name = running.pop(end)
+                if end.exception() is None:
+                    yield end.result()
+                else:
+                    yield Outcome({name: 1}, [f"{name}, or one beside it: {end.exception()}"])
+        pool.shutdown()
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+
+
+@contextmanager
+def _patient_threads() -> Iterator[None]:
+    """Threads of processes that start now do not spin while they wait: others need the cores."""
+    before = os.environ.get(POLICY)
+    os.environ[POLICY] = "passive"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[POLICY]
+        else:
+            os.environ[POLICY] = before
+
+
+def tried(name: str, t: Target, problems: int, seconds: float) -> Outcome:
+    """One algorithm."""
+    found = Outcome()
+    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    _try(algorithm, t, problems, time.monotonic() + seconds, found)
     return found
 
 

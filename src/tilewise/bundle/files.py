@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..core.cores import cores
+from ..core.platforms import HERE
 
 PIECE = 4 << 20  # bytes that are hashed at a time; pieces are hashed side by side
 PAGE = 4096
@@ -40,6 +41,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not hasattr(os, "O_DIRECTORY"):
+            raise Refused(f"{path} cannot be opened safely on {HERE.name}, needs Linux or macOS")
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as problem:
@@ -51,10 +54,8 @@ class Folder:
 
     def open(self, name: str) -> int:
         """A descriptor of a regular file that nobody else can write."""
-        # a link could point out of the bundle, a pipe would wait for its writer
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(name, flags, dir_fd=self._descriptor)
+            descriptor = os.open(name, os.O_RDONLY | HERE.open_flags, dir_fd=self._descriptor)
         except OSError as problem:
             raise Refused(f"{name} cannot be opened: {problem.strerror}") from None
         try:

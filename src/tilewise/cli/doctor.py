@@ -44,10 +44,11 @@ def doctor(threads: Threads = None, json: Json = False, selftest: Selftest = Fal
 def _selftest(threads: int, json: bool) -> None:
     from ..bench.machine import facts
     from ..bench.selftest import line, selftest
+    from ..core.cores import cores
     from ..core.target import Target
 
     with progress("testing") as tell:
-        found = selftest(Target.host(threads=threads), tell)
+        found = selftest(Target.host(threads=threads), tell, processes=cores())
     machine = facts(threads, limits=False)
     if json:
         print_json({"machine": machine, **found.__dict__})

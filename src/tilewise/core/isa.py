@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
+
+from .platforms import HERE
+from .platforms.linux import ARM
 
 
 @dataclass(frozen=True)
@@ -35,25 +36,20 @@ class Isa:
 
 
 _X86 = ("x86_64", "AMD64")
-_ARM = ("aarch64", "arm64")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
 _AMX = _AVX512 | {"amx_tile", "amx_bf16", "avx512_bf16"}
 _NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
 _TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
-_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # numbers of the Linux system call
 # the model whose scheduler keeps sums in registers; of no other does it say anything
 _CALM = '"tune-cpu"="apple-m1"'
-_HWCAPS, _VECTOR_LENGTH = (16, 26), 51  # numbers of Linux: words of getauxval, a call of prctl
-# flags of 64-bit Arm by the word that has them and their bit
-_BITS = {"asimd": (0, 1), "sve": (0, 22), "sve2": (1, 1), "i8mm": (1, 13), "bf16": (1, 14)}
 
 
 def _sve(bits: int, lanes: int) -> Isa:
     """Vectors of one length: code for it is wrong on a machine with another."""
     scale = bits // 128
-    return Isa(f"sve{bits}", _ARM, frozenset({"sve", f"sve{bits}"}), lanes, 32, True, False,
+    return Isa(f"sve{bits}", ARM, frozenset({"sve", f"sve{bits}"}), lanes, 32, True, False,
                "generic", "+sve", attributes=(f"vscale_range({scale},{scale})", _CALM))
 
 
@@ -63,7 +59,7 @@ ISA_ROWS = (
     Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
     _sve(512, 16),
     _sve(256, 8),
-    Isa("neon", _ARM, frozenset(), 4, 32, True, False, "generic", "+neon",
+    Isa("neon", ARM, frozenset(), 4, 32, True, False, "generic", "+neon",
         by_element=True, attributes=(_CALM,)),
     Isa("generic", _X86, frozenset(), 4, 16, False, False, "x86-64", "", 1),
     # one float at a time: never chosen, the lowest rung of the ladder
@@ -79,46 +75,13 @@ KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_
 @lru_cache(maxsize=1)
 def cpu_flags() -> frozenset[str]:
     """Flags that the system reports; empty where it reports none."""
-    return _told_by_linux() if platform.machine() in _ARM else _listed_by_linux()
-
-
-def arm_flags(words: tuple[int, ...], vector_bytes: int) -> frozenset[str]:
-    """Flags of the auxiliary vector's words; the length of SVE's vectors is one of them."""
-    flags = {name for name, (word, bit) in _BITS.items() if words[word] >> bit & 1}
-    return frozenset(flags | ({f"sve{8 * vector_bytes}"} if "sve" in flags else set()))
-
-
-def _told_by_linux() -> frozenset[str]:
-    """By calls: emulators show the file /proc/cpuinfo of another machine."""
-    try:
-        libc = ctypes.CDLL(None)
-        libc.getauxval.restype = ctypes.c_ulong
-        words = tuple(int(libc.getauxval(word)) for word in _HWCAPS)
-        length = int(libc.prctl(_VECTOR_LENGTH)) & 0xFFFF
-    except (OSError, AttributeError):
-        return frozenset()
-    return arm_flags(words, length)
-
-
-def _listed_by_linux() -> frozenset[str]:
-    """By a file, for the first CPU."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
+    return HERE.cpu_flags(platform.machine())
 
 
 @lru_cache(maxsize=1)
 def may_use_tiles() -> bool:
-    """Ask Linux for the matrix unit's registers, once a process; a fork inherits the answer."""
-    try:
-        return int(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)) == 0
-    except (OSError, AttributeError):
-        return False
+    """Ask for the matrix unit's registers, once a process; a fork inherits the answer."""
+    return HERE.may_use_tiles()
 
 
 def available(machine: str | None = None, flags: frozenset[str] | None = None) -> tuple[Isa, ...]:

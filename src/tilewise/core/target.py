@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 
 from .errors import TilewiseError
 from .gpu import GPUS, architecture
 from .isa import ISA, NO_ISA, Isa, available
+from .platforms import HERE
 
-IDENTITY = Path("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1")
 FOUR_UNITS = (0xD40, 0xD4F, 0xD83, 0xD84)  # Neoverse V1, V2, V3AE, V3: of 128 bits each
 
 
@@ -105,22 +104,8 @@ class Target:
         return _host(isa or os.environ.get("TILEWISE_ISA"), threads or os.cpu_count() or 1)
 
 
-def _cache_bytes(level: int, default: int) -> int:
-    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        try:
-            if (index / "level").read_text().strip() != str(level):
-                continue
-            if (index / "type").read_text().strip() == "Instruction":
-                continue
-            text = (index / "size").read_text().strip()
-            return int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0)
-        except (OSError, ValueError):
-            continue
-    return default
-
-
 def units_of(isa: str, identity: str) -> int:
-    """Of a processor by Arm's number of it, which Linux tells; 0 where the row's number holds.
+    """Of a processor by Arm's number of it, if the system tells; 0 where the row's holds.
 
     >>> units_of("neon", "0x00000000410fd4f0")
     4
@@ -132,19 +117,12 @@ def units_of(isa: str, identity: str) -> int:
     return 4 if isa == "neon" and part in FOUR_UNITS else 0
 
 
-def _identity() -> str:
-    try:
-        return IDENTITY.read_text().strip()
-    except OSError:  # not Arm, or an emulator
-        return ""
-
-
 @lru_cache(maxsize=64)
 def _host(isa: str | None, threads: int) -> Target:
     rows = [row.name for row in available()] or [NO_ISA.name]
     name = isa or rows[0]
     if name not in rows:
         raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows)}")
-    return Target("cpu", name, threads, l1=_cache_bytes(1, 32 << 10),
-                  l2=_cache_bytes(2, 1 << 20), l3=_cache_bytes(3, 32 << 20),
-                  units=units_of(name, _identity()))
+    return Target("cpu", name, threads, l1=HERE.cache_bytes(1) or 32 << 10,
+                  l2=HERE.cache_bytes(2) or 1 << 20, l3=HERE.cache_bytes(3) or 32 << 20,
+                  units=units_of(name, HERE.part()))

@@ -17,7 +17,7 @@ from ..conv.running import ENGINE
 from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.target import Target
-from ..kernels.cpu.emit.threads import is_forked, one_thread
+from ..kernels.cpu.emit.threads import alone_after_fork, is_forked
 from .ahead import look as look_ahead
 from .capture import Capture, tensors_of
 from .deciding import forms_of
@@ -31,6 +31,8 @@ SIZED = 4  # of these, graphs for one size each
 LATER = 4  # times as many calls in a row are asked for with each of them
 LONGEST = 64  # calls in a row from which on twice as many are
 FRUITLESS = 16  # times as many where none can
+# before, torch.export takes a layer's parameters for inputs if its forward is an object's
+EXPORTS_LAYERS = torch.__version__ >= (2, 8)
 
 
 class Learned:
@@ -95,7 +97,7 @@ class Captured:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_forked():  # some of its steps may be torch's, which would wait for lost threads
-            with one_thread():
+            with alone_after_fork():
                 return self._run(args, kwargs)
         return self._run(args, kwargs)
 
@@ -219,8 +221,14 @@ def arm(module: nn.Module, max_error: float | None) -> None:
     """Let a module be captured when it is called, and its parts: other methods than its forward,
     such as the `decode` of an autoencoder, call those alone."""
     _arm(module, max_error)
-    for child in module.children():
+    for child in _parts(module):
         _arm(child, max_error)
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """What a module holds; a lone convolution only where torch.export can look through it."""
+    return (child for child in module.children()
+            if EXPORTS_LAYERS or type(child) not in CONVOLUTIONS)
 
 
 def _arm(module: nn.Module, max_error: float | None) -> None:
@@ -230,7 +238,7 @@ def _arm(module: nn.Module, max_error: float | None) -> None:
     if not any(type(part) in (*CONVOLUTIONS, nn.Linear) for part in module.modules()):
         return
     if type(module).forward is nn.Module.forward or _copies_itself(module):  # a list, for example
-        for child in module.children():
+        for child in _parts(module):
             _arm(child, max_error)
     elif (type(module) in CONVOLUTIONS or isinstance(module, nn.Sequential)
           or not type(module).__module__.startswith("torch.nn.modules.")):

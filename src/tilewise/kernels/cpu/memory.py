@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections import OrderedDict, deque
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -17,12 +16,13 @@ import torch
 
 from ...core.errors import OutOfMemory
 from ...core.locks import fork_safe_lock
+from ...core.platforms import HERE
 from ...core.watching import watcher
 from .emit.elements import FLOAT32
 
 MB = 1 << 20
 SMALL = 512 << 10  # below this, torch's own allocator is as good
-HUGE_PAGE = 2 << 20
+HUGE_PAGE = HERE.huge_page()
 DEFAULT_LIMIT = 2 << 30
 ROOM = 1.5  # a free block may be this much larger than what is asked for
 PATIENCE = 512  # a block goes when so many others were taken since it came back
@@ -138,17 +138,12 @@ class Pool:
 
 def _size_class(size: int) -> int:
     """Rounded up to one of eight steps a power of two, so that near sizes share blocks."""
-    step = max(4096, 1 << max(0, size.bit_length() - 4))
+    step = max(mmap.PAGESIZE, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step
 
 
 def _map(size: int) -> mmap.mmap:
-    # private, or a forked child would write into it; what is not touched of it costs nothing
-    region = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            region.madvise(mmap.MADV_HUGEPAGE)
-    return region
+    return HERE.map(size + HUGE_PAGE)
 
 
 @lru_cache(maxsize=1024)

@@ -29,6 +29,7 @@ from ....core.errors import TilewiseError
 from ....core.files import cache_directory, is_shared, read_private, write_atomically
 from ....core.isa import Isa, may_use_tiles
 from ....core.locks import fork_safe_lock
+from ....core.platforms import HERE
 from .function import Module
 from .patience import PATIENCE
 
@@ -43,8 +44,8 @@ NOTED: dict[str, bytes] | None = None  # where a bundle is made: all objects of 
 
 
 def origin() -> str:
-    """What code depends on besides its arguments: the generators and LLVM itself."""
-    digest = hashlib.sha256(f"{llvmlite.__version__}|{LLVM_VERSION}".encode())
+    """What code depends on besides its arguments: the generators, LLVM and the system's calls."""
+    digest = hashlib.sha256(f"{llvmlite.__version__}|{LLVM_VERSION}|{HERE.name}".encode())
     package = Path(__file__).parents[3]
     for room in ("core", "kernels"):
         for source in sorted((package / room).rglob("*.py")):
@@ -175,7 +176,7 @@ def _optimise(module: Module, triple: str) -> tuple[llvm.TargetMachine, llvm.Mod
     LLVM's standard pipeline takes much longer and finds the same inner loops.
     """
     _initialise()
-    module.ir.triple = triple or llvm.get_process_triple()
+    module.ir.triple = triple or llvm.get_process_triple() + HERE.objects
     parsed = llvm.parse_assembly(str(module.ir))
     parsed.verify()
     machine = _machine(module.isa, module.ir.triple)

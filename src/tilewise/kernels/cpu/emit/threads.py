@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -17,6 +18,8 @@ from typing import Any
 from llvmlite import ir
 
 from ....core.apart import apart
+from ....core.isa import ISA
+from ....core.platforms import HERE
 from . import amx
 from .function import Function, Module
 from .pointers import Pointer
@@ -139,8 +142,10 @@ def _openmp_of_torch() -> Any:
     """GOMP_parallel as torch's calls reach it; other packages bring libraries of their own."""
     import torch
 
-    own = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-    for library in (None, own):  # the loader's order: what all share, then its own
+    libraries = Path(torch.__file__).parent / "lib"
+    own = [str(libraries / name) for name in HERE.openmp]
+    # the loader's order: what all share, then torch's own
+    for library in (None, *own) if HERE.can_start_openmp else ():
         with suppress(OSError, AttributeError):
             return ctypes.CDLL(library).GOMP_parallel
     return None
@@ -185,7 +190,31 @@ def is_forked() -> bool:
 
 def alone_after_fork() -> AbstractContextManager[None]:
     """torch's own operators on this thread, where those that it had did not survive a fork."""
-    return one_thread() if _RUNTIME.forked else nullcontext()
+    return alone() if _RUNTIME.forked else nullcontext()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """torch's own operators on this thread, also those that keep a number of threads."""
+    with one_thread(), _without_onednn() if _is_arm() else nullcontext():
+        yield
+
+
+def _is_arm() -> bool:
+    return platform.machine() in ISA["neon"].machines
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """On Arm, oneDNN's library keeps the number of threads with which it was first called."""
+    import torch
+
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextmanager
