@@ -23,11 +23,6 @@ SMALL = tuple(np.dtype(kind) for kind in ("uint8", "uint16", "int16"))
 WATCHERS: list[Callable[[Any], object]] = []  # told of every pass
 
 
-def note(window: Any) -> None:
-    for watcher in WATCHERS:
-        watcher(window)
-
-
 class NotNative(TilewiseError):
     """What generated code does not do; the message says what was found and what was needed."""
 
@@ -46,17 +41,28 @@ class Window:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """All of it, as part of a key."""
+        """All of it."""
         return (self.axes, self.anchor, self.border, self.value, self.form, self.order,
                 self.kernel.shape, token(self.kernel))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Window) and self.key == other.key
 
 
 def run(image: Any, out: Any, window: Window) -> None:
     """One pass over the image; both arrays have types that code is written for, and lie apart."""
-    note(window)
+    for watcher in WATCHERS:
+        watcher(window)
     flags = out.flags
     key = (image.shape, image.strides, image.dtype, out.strides, out.dtype, flags.aligned,
-           flags.writeable, window.key, torch.get_num_threads())
+           flags.writeable, window, torch.get_num_threads())
     steps = ENGINE.steps.get(key)
     if steps is None:
         found = _run(image, out, window)
