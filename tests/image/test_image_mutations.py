@@ -19,7 +19,7 @@ from tilewise.image import linear, orders, windows
 from tilewise.image.arrays import ENGINE
 from tilewise.kernels.cpu.emit import threads
 from tilewise.kernels.cpu.emit.elements import ELEMENTS, Element
-from tilewise.kernels.cpu.image import common, network, running, taps
+from tilewise.kernels.cpu.image import bells, common, network, running, taps
 from tilewise.kernels.cpu.image import guarded as narrow
 from tilewise.runtime import filters
 
@@ -63,6 +63,7 @@ def without_half(part: Any) -> Any:
 BOX: Any = {"name": "minimum_filter", "options": {"size": (5, 6)}}
 GAPS: Any = {"options": {"footprint": np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]], bool)}}
 BELL: Any = {"name": "gaussian_filter", "options": {"sigma": 1.3}}
+CURVE: Any = {"name": "gaussian_filter", "options": {"sigma": 1.3, "order": 2}}
 MUTATIONS = {
     "least for largest": Mutation(replaced(Element, "largest", Element.least)),
     "signs forgotten": Mutation(element("i16", low=0), kind="int16"),
@@ -102,8 +103,16 @@ MUTATIONS = {
                                   **BELL, shape=(300, 400)),
     "a table of flat windows off by one": Mutation(
         changed(narrow, "_flat", lambda found: found + 1), **BELL, level=200),
-    "flat where it is not": Mutation(replaced(narrow._Guarded, "_flatness", never_uneven), **BELL,
-                                     shape=(300, 400)),
+    "flat where it is not": Mutation(replaced(narrow._Guarded, "_flatness", never_uneven),
+                                     **CURVE, shape=(300, 400)),
+    "a flat bell where it is not": Mutation(replaced(
+        bells.Bells, "_flatness", lambda self, f, twice: twice.equals(twice)), **BELL,
+        shape=(300, 400)),
+    "values of flat bells forgotten": Mutation(changed(bells, "missed", lambda bits: ~bits),
+                                               "gaussian_filter", {"sigma": 3.0}, level=200),
+    "differences of bells not weighted": Mutation(replaced(
+        bells.Bells, "_differences", lambda self, f, twice: [twice, twice.same(0.0)]), **BELL,
+        shape=(300, 400)),
     "no room between lines": Mutation(replaced(narrow.Geometry, "worker_bytes",
                                                common.FilterSizes.worker_bytes), **BELL),
     "not cut off between lines": Mutation(replaced(narrow._Fused, "_cut", lambda self, found: (

@@ -27,6 +27,17 @@ class NotNative(TilewiseError):
     """What generated code does not do; the message says what was found and what was needed."""
 
 
+class Key(tuple[object, ...]):
+    """A tuple that is hashed once."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 @dataclass(frozen=True, eq=False)
 class Window:
     """Taps over some axes, and what is made of the values under them."""
@@ -40,20 +51,10 @@ class Window:
     order: int = 0
 
     @cached_property
-    def key(self) -> tuple[object, ...]:
-        """All of it."""
-        return (self.axes, self.anchor, self.border, self.value, self.form, self.order,
-                self.kernel.shape, token(self.kernel))
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self.key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Window) and self.key == other.key
+    def key(self) -> Key:
+        """All of it, without the kernel itself, which a cache would keep."""
+        return Key((self.axes, self.anchor, self.border, self.value, self.form, self.order,
+                    self.kernel.shape, token(self.kernel)))
 
 
 def run(image: Any, out: Any, window: Window) -> None:
@@ -62,7 +63,7 @@ def run(image: Any, out: Any, window: Window) -> None:
         watcher(window)
     flags = out.flags
     key = (image.shape, image.strides, image.dtype, out.strides, out.dtype, flags.aligned,
-           flags.writeable, window, torch.get_num_threads())
+           flags.writeable, window.key, torch.get_num_threads())
     steps = ENGINE.steps.get(key)
     if steps is None:
         found = _run(image, out, window)
