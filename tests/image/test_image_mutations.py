@@ -17,9 +17,9 @@ from support.mutations import whole_vectors
 from tilewise.core import selection
 from tilewise.image import linear, orders, windows
 from tilewise.image.arrays import ENGINE
-from tilewise.kernels.cpu.emit import threads
+from tilewise.kernels.cpu.emit import counts, threads
 from tilewise.kernels.cpu.emit.elements import ELEMENTS, Element
-from tilewise.kernels.cpu.image import bells, common, network, running, taps
+from tilewise.kernels.cpu.image import bells, common, histogram, network, running, taps
 from tilewise.kernels.cpu.image import guarded as narrow
 from tilewise.runtime import filters
 
@@ -63,6 +63,8 @@ def without_half(part: Any) -> Any:
 BOX: Any = {"name": "minimum_filter", "options": {"size": (5, 6)}}
 GAPS: Any = {"options": {"footprint": np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]], bool)}}
 BELL: Any = {"name": "gaussian_filter", "options": {"sigma": 1.3}}
+LARGE: Any = {"options": {"size": (11, 9)}}
+MOVED = counts.Counts._moved_up
 CURVE: Any = {"name": "gaussian_filter", "options": {"sigma": 1.3, "order": 2}}
 MUTATIONS = {
     "least for largest": Mutation(replaced(Element, "largest", Element.least)),
@@ -80,6 +82,12 @@ MUTATIONS = {
         *selection.merged(a, b, pick)[:-1], b[-1]]), options={"size": (3, 5)}),
     "a footprint without gaps": Mutation(changed(orders, "_footprint",
                                                  lambda found: found | True), **GAPS),
+    "no room for histograms": Mutation(replaced(histogram.Geometry, "worker_bytes",
+                                                common.FilterSizes.worker_bytes), **LARGE),
+    "no columns lost": Mutation(replaced(counts.Counts, "minus", lambda self, other: self),
+                                **LARGE),
+    "sums of fifteen": Mutation(replaced(counts.Counts, "_moved_up", lambda self, by: (
+        self.minus(self) if by == 8 else MOVED(self, by))), **LARGE),
     "windows too small": Mutation(changed(running, "steps", lambda found: found[:-1]), **BOX),
     "no room for a tile": Mutation(replaced(running.Geometry, "worker_bytes",
                                             common.FilterSizes.worker_bytes), **BOX),

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import TilewiseError
+from ..core.errors import InvalidProblem, TilewiseError
 from ..runtime.filters import NAMES, Step, address, empty, token
+from .arguments import number
 from .arrays import ENGINE, on_arrays, run_at
 
 COLOURS = 4  # at most so many values of the last axis are those of a pixel
 
 
+INSTEAD = {"e": "float32", "g": "float64", "G": "complex128"}  # of types by their characters
 SMALL = tuple(np.dtype(kind) for kind in ("uint8", "uint16", "int16"))
 
 
@@ -125,6 +127,11 @@ def in_turn(image: Any, out: Any, windows: list[Window]) -> None:
 
 def check_types(*arrays: Any) -> None:
     for array in arrays:
+        if array.dtype.kind in "OSUVMm" or array.dtype.char in INSTEAD:
+            better = INSTEAD.get(array.dtype.char, "")
+            raise InvalidProblem(f"an array is {array.dtype}, which scipy does not take either, "
+                                 f"needs one of {', '.join(map(str, NAMES))}"
+                                 f"{better and f': array.astype(np.{better})'}")
         if array.dtype not in NAMES:
             raise NotNative(f"an array is {array.dtype}, needs one of {', '.join(map(str, NAMES))}")
         if not array.ndim:
@@ -133,7 +140,7 @@ def check_types(*arrays: Any) -> None:
 
 def _constant(window: Window, dtype: Any) -> float:
     """The border's, as an image of this type could have it."""
-    value = float(window.value)
+    value = number(window.value, "cval")
     if window.border != "constant" or dtype.kind == "f" or window.form != "order":
         return value
     bounds = np.iinfo(dtype)
