@@ -19,7 +19,7 @@ from tilewise.image import linear, orders, windows
 from tilewise.image.arrays import ENGINE
 from tilewise.kernels.cpu.emit import counts, threads
 from tilewise.kernels.cpu.emit.elements import ELEMENTS, Element
-from tilewise.kernels.cpu.image import bells, common, histogram, network, running, taps
+from tilewise.kernels.cpu.image import bells, common, histogram, means, network, running, taps
 from tilewise.kernels.cpu.image import guarded as narrow
 from tilewise.runtime import filters
 
@@ -126,7 +126,12 @@ MUTATIONS = {
     "not cut off between lines": Mutation(replaced(narrow._Fused, "_cut", lambda self, found: (
         narrow._Guarded._cut(self, found.plus(found.same(1))))), **BELL),
     "a mean without its half": Mutation(changed(narrow.Geometry, "_part", without_half),
+                                        "uniform_filter", {"size": (19, 23)}),
+    "a quotient rounded down": Mutation(changed(means, "reciprocal", lambda found: found - 1),
                                         "uniform_filter", {"size": (7, 7)}),
+    "no room for means": Mutation(replaced(means.Geometry, "worker_bytes",
+                                           common.FilterSizes.worker_bytes),
+                                  "uniform_filter", {"size": (7, 7)}),
     "whole where it is not": Mutation(replaced(linear, "is_whole", lambda *given: True),
                                       **BELL),
     "borders off by one": Mutation(replaced(filters, "sources", lambda size, before, after, kind: (

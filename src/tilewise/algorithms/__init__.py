@@ -19,6 +19,7 @@ from .filter_direct import FilterDirect
 from .filter_fft import FilterFft
 from .filter_guarded import FilterGuarded
 from .filter_histogram import FilterHistogram
+from .filter_means import FilterMeans
 from .filter_network import FilterNetwork
 from .filter_running import FilterRunning
 from .filter_separable import FilterSeparable
@@ -76,6 +77,7 @@ FILTERS: list[Algorithm] = [
     FilterRunning(),
     FilterNetwork(),
     FilterHistogram(),
+    FilterMeans(),
     FilterGuarded(),
     FilterTaps(),
 ]

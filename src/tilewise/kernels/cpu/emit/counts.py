@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from .pointers import Pointer
-from .values import I8, I16, I32, I64, Bits, Index, Value
+from .values import I8, I16, I32, I64, Bits, Index, Value, Vector
 
 BYTES = 2  # of a count
 
@@ -24,6 +24,18 @@ class Counts(Value):
 
     def minus(self, other: Counts) -> Counts:
         return Counts(self.f, self.f.ll.sub(self.ir, other.ir))
+
+    def upper_of(self, by: int) -> Counts:
+        """The upper halves of products."""
+        wide = ir.VectorType(I32, self.lanes)
+        ll, factors = self.f.ll, ir.Constant(wide, [by] * self.lanes)
+        product = ll.mul(ll.zext(self.ir, wide), factors)
+        upper = ll.lshr(product, ir.Constant(wide, [16] * self.lanes))
+        return Counts(self.f, ll.trunc(upper, self.ir.type))
+
+    def bytes(self) -> Vector:
+        """Their lower halves."""
+        return Vector(self.f, self.f.ll.trunc(self.ir, ir.VectorType(I8, self.lanes)))
 
     def summed_up(self) -> Counts:
         """Every count with all before it."""
