@@ -17,9 +17,9 @@ from support.mutations import whole_vectors
 from tilewise.core import selection
 from tilewise.image import linear, orders, windows
 from tilewise.image.arrays import ENGINE
-from tilewise.kernels.cpu.emit import threads
+from tilewise.kernels.cpu.emit import counts, threads
 from tilewise.kernels.cpu.emit.elements import ELEMENTS, Element
-from tilewise.kernels.cpu.image import common, network, running, taps
+from tilewise.kernels.cpu.image import bells, common, histogram, means, network, running, taps
 from tilewise.kernels.cpu.image import guarded as narrow
 from tilewise.runtime import filters
 
@@ -63,6 +63,9 @@ def without_half(part: Any) -> Any:
 BOX: Any = {"name": "minimum_filter", "options": {"size": (5, 6)}}
 GAPS: Any = {"options": {"footprint": np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]], bool)}}
 BELL: Any = {"name": "gaussian_filter", "options": {"sigma": 1.3}}
+LARGE: Any = {"options": {"size": (11, 9)}}
+MOVED = counts.Counts._moved_up
+CURVE: Any = {"name": "gaussian_filter", "options": {"sigma": 1.3, "order": 2}}
 MUTATIONS = {
     "least for largest": Mutation(replaced(Element, "largest", Element.least)),
     "signs forgotten": Mutation(element("i16", low=0), kind="int16"),
@@ -79,6 +82,12 @@ MUTATIONS = {
         *selection.merged(a, b, pick)[:-1], b[-1]]), options={"size": (3, 5)}),
     "a footprint without gaps": Mutation(changed(orders, "_footprint",
                                                  lambda found: found | True), **GAPS),
+    "no room for histograms": Mutation(replaced(histogram.Geometry, "worker_bytes",
+                                                common.FilterSizes.worker_bytes), **LARGE),
+    "no columns lost": Mutation(replaced(counts.Counts, "minus", lambda self, other: self),
+                                **LARGE),
+    "sums of fifteen": Mutation(replaced(counts.Counts, "_moved_up", lambda self, by: (
+        self.minus(self) if by == 8 else MOVED(self, by))), **LARGE),
     "windows too small": Mutation(changed(running, "steps", lambda found: found[:-1]), **BOX),
     "no room for a tile": Mutation(replaced(running.Geometry, "worker_bytes",
                                             common.FilterSizes.worker_bytes), **BOX),
@@ -102,14 +111,27 @@ MUTATIONS = {
                                   **BELL, shape=(300, 400)),
     "a table of flat windows off by one": Mutation(
         changed(narrow, "_flat", lambda found: found + 1), **BELL, level=200),
-    "flat where it is not": Mutation(replaced(narrow._Guarded, "_flatness", never_uneven), **BELL,
-                                     shape=(300, 400)),
+    "flat where it is not": Mutation(replaced(narrow._Guarded, "_flatness", never_uneven),
+                                     **CURVE, shape=(300, 400)),
+    "a flat bell where it is not": Mutation(replaced(
+        bells.Bells, "_flatness", lambda self, f, twice: twice.equals(twice)), **BELL,
+        shape=(300, 400)),
+    "values of flat bells forgotten": Mutation(changed(bells, "missed", lambda bits: ~bits),
+                                               "gaussian_filter", {"sigma": 3.0}, level=200),
+    "differences of bells not weighted": Mutation(replaced(
+        bells.Bells, "_differences", lambda self, f, twice: [twice, twice.same(0.0)]), **BELL,
+        shape=(300, 400)),
     "no room between lines": Mutation(replaced(narrow.Geometry, "worker_bytes",
                                                common.FilterSizes.worker_bytes), **BELL),
     "not cut off between lines": Mutation(replaced(narrow._Fused, "_cut", lambda self, found: (
         narrow._Guarded._cut(self, found.plus(found.same(1))))), **BELL),
     "a mean without its half": Mutation(changed(narrow.Geometry, "_part", without_half),
+                                        "uniform_filter", {"size": (19, 23)}),
+    "a quotient rounded down": Mutation(changed(means, "reciprocal", lambda found: found - 1),
                                         "uniform_filter", {"size": (7, 7)}),
+    "no room for means": Mutation(replaced(means.Geometry, "worker_bytes",
+                                           common.FilterSizes.worker_bytes),
+                                  "uniform_filter", {"size": (7, 7)}),
     "whole where it is not": Mutation(replaced(linear, "is_whole", lambda *given: True),
                                       **BELL),
     "borders off by one": Mutation(replaced(filters, "sources", lambda size, before, after, kind: (

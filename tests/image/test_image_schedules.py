@@ -30,6 +30,8 @@ CASES = {
              lambda x, w: ndimage.minimum_filter(x, w.shape)),
     "network": ("filter_network", {"form": "order", "order": 12}, np.ones((5, 5)),
                 lambda x, w: ndimage.median_filter(x, w.shape)),
+    "histogram": ("filter_histogram", {"form": "order", "order": 30}, np.ones((11, 9)),
+                  lambda x, w: ndimage.rank_filter(x, 30, w.shape)),
     "scattered": ("filter_network", {"form": "order", "order": 2, "footprint": "010111010"}, CROSS,
                   lambda x, w: ndimage.median_filter(x, footprint=w)),
     "taps": ("filter_taps", {"form": "order", "footprint": "010111010"}, CROSS,
@@ -42,6 +44,8 @@ CASES = {
               lambda x, w: ndimage.correlate1d(ndimage.correlate1d(x, w.down, 0), w.across, 1)),
     "means": ("filter_guarded", {"form": "means"}, Lines(np.ones(3), np.ones(5)),
               lambda x, w: ndimage.uniform_filter(x, w.shape)),
+    "quotients": ("filter_means", {"form": "means"}, Lines(np.ones(7), np.ones(3)),
+                  lambda x, w: ndimage.uniform_filter(x, w.shape)),
     "whole": ("filter_direct", {"form": "whole"}, CROSS, ndimage.correlate),
 }
 
@@ -56,7 +60,7 @@ def test_schedules(case, row):
     name, form, window, theirs = CASES[case]
     kind = random.Random(case + row).choice(("i16", "f32"))
     kind = {"even": "f64", "lines": "u8" if row == ROWS[0] else "i16"}.get(case, kind)
-    kind = "u8" if case in ("whole", "mean", "guarded", "means") else kind
+    kind = "u8" if case in ("whole", "mean", "guarded", "means", "histogram", "quotients") else kind
     p = Filter(1, HIGH, WIDE, 1, *window.shape, tuple(size // 2 for size in window.shape),
                dtype=kind, out=kind, **form)
     t = Target.host(row, threads=2)
@@ -87,7 +91,7 @@ def test_every_form_has_a_method_and_every_method_a_form():
 
 
 def test_refusals_say_why():
-    median = Filter(1, 9, 9, 1, 11, 11, (5, 5), dtype="u8", out="u8", form="order", order=60)
+    median = Filter(1, 9, 9, 1, 11, 11, (5, 5), dtype="u16", out="u16", form="order", order=60)
     with pytest.raises(NoAlgorithm) as refused:
         ENGINE.plan_filter(median, Target.host(threads=1))
     told = str(refused.value)

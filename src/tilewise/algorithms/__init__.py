@@ -18,6 +18,8 @@ from .cpu_winograd_weight_matrix import CpuWinogradWeightMatrix
 from .filter_direct import FilterDirect
 from .filter_fft import FilterFft
 from .filter_guarded import FilterGuarded
+from .filter_histogram import FilterHistogram
+from .filter_means import FilterMeans
 from .filter_network import FilterNetwork
 from .filter_running import FilterRunning
 from .filter_separable import FilterSeparable
@@ -74,6 +76,8 @@ FILTERS: list[Algorithm] = [
     FilterFft(),
     FilterRunning(),
     FilterNetwork(),
+    FilterHistogram(),
+    FilterMeans(),
     FilterGuarded(),
     FilterTaps(),
 ]

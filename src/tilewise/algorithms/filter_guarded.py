@@ -16,7 +16,7 @@ class FilterGuarded(CpuFilter):
     """With a bound on the error; what lies too near an integer is summed again, as scipy does."""
 
     name = "filter_guarded"
-    version = 1
+    version = 2
     forms = frozenset({"taps", "line", "even", "odd", "mean", *FUSED})
     bounds_constant = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +26,8 @@ def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(ndim))
     given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
-    found = tuple(int(axis) % max(1, ndim) for axis in given)
+    given = tuple(whole(axis, "axes") for axis in given)
+    found = tuple(axis % max(1, ndim) for axis in given)
     wrong = any(not -ndim <= axis < ndim for axis in given) or len({*found}) < len(found)
     if wrong:
         raise InvalidProblem(f"axes is {axes}, needs different ones of the image's {ndim}")
@@ -42,6 +44,18 @@ def whole(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise InvalidProblem(f"{name} is {value!r}, needs an integer") from None
+
+
+def number(value: Any, name: str) -> float:
+    """A real number, not its digits.
+
+    >>> number(np.float32(0.5), "cval")
+    0.5
+    """
+    try:
+        return math.ldexp(value, 0)
+    except TypeError:
+        raise InvalidProblem(f"{name} is {value!r}, needs a real number") from None
 
 
 def for_each(value: Any, count: int, name: str) -> list[Any]:

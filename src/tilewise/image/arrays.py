@@ -19,7 +19,6 @@ from ..runtime.filters import (
     FilterEngine,
     FilterExecutable,
     View,
-    address,
     empty,
     token,
 )
@@ -75,7 +74,7 @@ def run_at(call: FilterCall, x: int, y: int, value: float) -> None:
     """A call that was told of, for arrays that begin at these addresses."""
     run: Any = call.run
     ENGINE.tell(run.plan)
-    run.at(x, y, address(call.kernel), value)
+    run.at(x, y, call.weight, value)
 
 
 def _instead(algorithm: Any, x: Any, border: str, value: float) -> str:

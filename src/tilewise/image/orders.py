@@ -19,6 +19,12 @@ PLACES: dict[str, Callable[[int, Any], int]] = {
     "place": lambda count, rank: whole(rank, "rank") + count * (rank < 0),
     "percent": lambda count, share: min(count - 1, int(float(count) * share / 100.0)),
 }
+# which values are taken, one filter after the other: a place, and whether windows are turned round
+Which = tuple[tuple[str, float, bool], ...]
+MIDDLE: Which = (("middle", 0, False),)
+LEAST: Which = (("place", 0, False),)
+LARGEST: Which = (("place", -1, False),)
+TURNED: Which = (("place", -1, True),)
 
 
 @or_scipy("median_filter")
@@ -31,14 +37,15 @@ def median(input: Any, size: Any = None, footprint: Any = None, output: Any = No
     >>> int(median(np.array([[9, 1, 2], [3, 200, 4], [5, 6, 7]], np.uint8), 3)[1, 1])
     5
     """
-    return _ranked(input, ("middle", 0), size, footprint, output, mode, cval, origin, axes)
+    return _ranked(input, MIDDLE, size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("rank_filter")
 def rank(input: Any, rank: int, size: Any = None, footprint: Any = None, output: Any = None,
          mode: Any = "reflect", cval: float = 0.0, origin: Any = 0, *, axes: Any = None) -> Any:
     """The `rank`-th value under a window, from 0; negative ones count from the largest."""
-    return _ranked(input, ("place", rank), size, footprint, output, mode, cval, origin, axes)
+    return _ranked(input, (("place", rank, False),), size, footprint, output, mode, cval, origin,
+                   axes)
 
 
 @or_scipy("percentile_filter")
@@ -49,7 +56,8 @@ def percentile(input: Any, percentile: float, size: Any = None, footprint: Any =
     share = percentile + 100.0 * (percentile < 0)
     if not 0 <= share <= 100:
         raise InvalidProblem(f"percentile is {percentile}, needs one from -100 to 100")
-    return _ranked(input, ("percent", share), size, footprint, output, mode, cval, origin, axes)
+    return _ranked(input, (("percent", share, False),), size, footprint, output, mode, cval, origin,
+                   axes)
 
 
 @or_scipy("minimum_filter")
@@ -57,7 +65,7 @@ def minimum(input: Any, size: Any = None, footprint: Any = None, output: Any = N
             mode: Any = "reflect", cval: float = 0.0, origin: Any = 0, *,
             axes: Any = None) -> Any:
     """The least value under a window."""
-    return _ranked(input, ("place", 0), size, footprint, output, mode, cval, origin, axes)
+    return _ranked(input, LEAST, size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("maximum_filter")
@@ -65,8 +73,7 @@ def maximum(input: Any, size: Any = None, footprint: Any = None, output: Any = N
             mode: Any = "reflect", cval: float = 0.0, origin: Any = 0, *,
             axes: Any = None) -> Any:
     """The largest value under a window."""
-    return _ranked(input, ("place", -1), size, footprint, output, mode, cval, origin,
-                   axes)
+    return _ranked(input, LARGEST, size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("grey_erosion")
@@ -75,7 +82,7 @@ def grey_erosion(input: Any, size: Any = None, footprint: Any = None, structure:
                  axes: Any = None) -> Any:
     """The least value under a flat footprint; with a structure, scipy's."""
     _need_flat(structure)
-    return _ranked(input, ("place", 0), size, footprint, output, mode, cval, origin, axes)
+    return _ranked(input, LEAST, size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("grey_dilation")
@@ -84,16 +91,7 @@ def grey_dilation(input: Any, size: Any = None, footprint: Any = None, structure
                   axes: Any = None) -> Any:
     """The largest value under a flat footprint turned round; with a structure, scipy's."""
     _need_flat(structure)
-    image = np.asarray(input)
-    count = len(axes_of(axes, image.ndim))
-    if footprint is None and size is not None:
-        sizes = [whole(one, "size") for one in for_each(size, count, "size")]
-        origins = mirrored(for_each(origin, count, "origin"), sizes)
-        return _ranked(image, ("place", -1), sizes, None, output, mode, cval, origins, axes)
-    taps = _footprint(size, footprint, count)
-    origins = mirrored(for_each(origin, taps.ndim, "origin"), taps.shape)
-    return _ranked(image, ("place", -1), None, np.flip(taps), output, mode, cval,
-                   origins, axes)
+    return _ranked(input, TURNED, size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("grey_opening")
@@ -101,9 +99,8 @@ def grey_opening(input: Any, size: Any = None, footprint: Any = None, structure:
                  output: Any = None, mode: Any = "reflect", cval: float = 0.0, origin: Any = 0, *,
                  axes: Any = None) -> Any:
     """An erosion, then a dilation: bright spots smaller than the footprint go."""
-    given = (size, footprint, structure)
-    between = grey_erosion(input, *given, None, mode, cval, origin, axes=axes)
-    return grey_dilation(between, *given, output, mode, cval, origin, axes=axes)
+    _need_flat(structure)
+    return _ranked(input, LEAST + TURNED, size, footprint, output, mode, cval, origin, axes)
 
 
 @or_scipy("grey_closing")
@@ -111,9 +108,8 @@ def grey_closing(input: Any, size: Any = None, footprint: Any = None, structure:
                  output: Any = None, mode: Any = "reflect", cval: float = 0.0, origin: Any = 0, *,
                  axes: Any = None) -> Any:
     """A dilation, then an erosion: dark spots smaller than the footprint go."""
-    given = (size, footprint, structure)
-    between = grey_dilation(input, *given, None, mode, cval, origin, axes=axes)
-    return grey_erosion(between, *given, output, mode, cval, origin, axes=axes)
+    _need_flat(structure)
+    return _ranked(input, TURNED + LEAST, size, footprint, output, mode, cval, origin, axes)
 
 
 def _need_flat(structure: Any) -> None:
@@ -137,14 +133,15 @@ def _footprint(size: Any, footprint: Any, count: int) -> Any:
     return taps
 
 
-def _ranked(input: Any, which: tuple[str, float], size: Any, footprint: Any, output: Any,
-            mode: Any, cval: float, origin: Any, axes: Any) -> Any:
-    """One of the values under a window, by its place in their order."""
+def _ranked(input: Any, which: Which, size: Any, footprint: Any, output: Any, mode: Any,
+            cval: float, origin: Any, axes: Any) -> Any:
+    """Values under windows, by their places in the windows' order."""
     image = np.asarray(input)
     out = output_for(output, image)
     if out.dtype != image.dtype:
         raise NotNative(f"output is {out.dtype}, needs the type of the image, {image.dtype}")
-    x, y = (array.view(np.uint8) if array.dtype == bool else array for array in (image, out))
+    is_bool = image.dtype.kind == "b"
+    x, y = (image.view(np.uint8), out.view(np.uint8)) if is_bool else (image, out)
     check_types(x)
     in_turn(x, y, _windows(image.ndim, which, *map(kept, (size, footprint, mode, cval, origin,
                                                           axes))))
@@ -152,18 +149,26 @@ def _ranked(input: Any, which: tuple[str, float], size: Any, footprint: Any, out
 
 
 @lru_cache(maxsize=256)
-def _windows(ndim: int, which: tuple[str, float], size: Any, footprint: Any, mode: Any,
-             cval: float, origin: Any, axes: Any) -> list[Window]:
+def _windows(ndim: int, which: Which, size: Any, footprint: Any, mode: Any, cval: float,
+             origin: Any, axes: Any) -> list[Window]:
     """The passes of a call."""
     axes = axes_of(axes, ndim)
     taps = _footprint(size, footprint, len(axes))
-    anchor = anchors_of(for_each(origin, len(axes), "origin"), taps.shape)
     borders = [border_of(one) for one in for_each(mode, len(axes), "mode")]
+    origins = for_each(origin, len(axes), "origin")
+    return [window for one in which
+            for window in _of_place(axes, taps, borders, cval, origins, *one)]
+
+
+def _of_place(axes: tuple[int, ...], taps: Any, borders: list[str], cval: float,
+              origins: list[Any], place: str, number: float, turned: bool) -> list[Window]:
     count = int(taps.sum())
-    place = PLACES[which[0]](count, which[1])
-    if not 0 <= place < count:
-        raise InvalidProblem(f"rank is {which[1]}, needs one of the footprint's {count} values")
-    return _passes(axes, taps, anchor, borders, cval, place)
+    order = PLACES[place](count, number)
+    if not 0 <= order < count:
+        raise InvalidProblem(f"rank is {number}, needs one of the footprint's {count} values")
+    if turned:
+        taps, origins = np.flip(taps), mirrored(origins, taps.shape)
+    return _passes(axes, taps, anchors_of(origins, taps.shape), borders, cval, order)
 
 
 def _passes(axes: tuple[int, ...], taps: Any, anchor: tuple[int, ...], borders: list[str],

@@ -10,26 +10,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import TilewiseError
+from ..core.errors import InvalidProblem, TilewiseError
 from ..runtime.filters import NAMES, Step, address, empty, token
+from .arguments import number
 from .arrays import ENGINE, on_arrays, run_at
 
 COLOURS = 4  # at most so many values of the last axis are those of a pixel
 
 
+INSTEAD = {"e": "float32", "g": "float64", "G": "complex128"}  # of types by their characters
 SMALL = tuple(np.dtype(kind) for kind in ("uint8", "uint16", "int16"))
 
 
 WATCHERS: list[Callable[[Any], object]] = []  # told of every pass
 
 
-def note(window: Any) -> None:
-    for watcher in WATCHERS:
-        watcher(window)
-
-
 class NotNative(TilewiseError):
     """What generated code does not do; the message says what was found and what was needed."""
+
+
+class Key(tuple[object, ...]):
+    """A tuple that is hashed once."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +53,16 @@ class Window:
     order: int = 0
 
     @cached_property
-    def key(self) -> tuple[object, ...]:
-        """All of it, as part of a key."""
-        return (self.axes, self.anchor, self.border, self.value, self.form, self.order,
-                self.kernel.shape, token(self.kernel))
+    def key(self) -> Key:
+        """All of it, without the kernel itself, which a cache would keep."""
+        return Key((self.axes, self.anchor, self.border, self.value, self.form, self.order,
+                    self.kernel.shape, token(self.kernel)))
 
 
 def run(image: Any, out: Any, window: Window) -> None:
     """One pass over the image; both arrays have types that code is written for, and lie apart."""
-    note(window)
+    for watcher in WATCHERS:
+        watcher(window)
     flags = out.flags
     key = (image.shape, image.strides, image.dtype, out.strides, out.dtype, flags.aligned,
            flags.writeable, window.key, torch.get_num_threads())
@@ -118,6 +127,11 @@ def in_turn(image: Any, out: Any, windows: list[Window]) -> None:
 
 def check_types(*arrays: Any) -> None:
     for array in arrays:
+        if array.dtype.kind in "OSUVMm" or array.dtype.char in INSTEAD:
+            better = INSTEAD.get(array.dtype.char, "")
+            raise InvalidProblem(f"an array is {array.dtype}, which scipy does not take either, "
+                                 f"needs one of {', '.join(map(str, NAMES))}"
+                                 f"{better and f': array.astype(np.{better})'}")
         if array.dtype not in NAMES:
             raise NotNative(f"an array is {array.dtype}, needs one of {', '.join(map(str, NAMES))}")
         if not array.ndim:
@@ -126,7 +140,7 @@ def check_types(*arrays: Any) -> None:
 
 def _constant(window: Window, dtype: Any) -> float:
     """The border's, as an image of this type could have it."""
-    value = float(window.value)
+    value = number(window.value, "cval")
     if window.border != "constant" or dtype.kind == "f" or window.form != "order":
         return value
     bounds = np.iinfo(dtype)

@@ -6,6 +6,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,6 +90,11 @@ class FilterCall:
     kernel: Any = None  # prepared
     through_another: bool = False  # the output cannot be written by kernels
 
+    @cached_property
+    def weight(self) -> int:
+        """Where the prepared kernel begins."""
+        return address(self.kernel)
+
     @property
     def bytes(self) -> int:
         return OVERHEAD + getattr(self.kernel, "nbytes", 0)
@@ -152,7 +158,7 @@ def _strip(row: int, most: int, line: int) -> int:
 
 
 def address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
+    return int(array.ctypes.data)
 
 
 def _bits(value: float) -> int:

@@ -34,7 +34,7 @@ class Element:
         return self.name if self.kind in (F16, F32, F64) else f"i{8 * self.bytes}"
 
     def widened(self, raw: Vector, work: Any) -> Vector:
-        """What was loaded, as float32 or float64, or as it is."""
+        """What was loaded, as float32 or float64, as a wider integer, or as it is."""
         if work == self.kind:
             return raw
         if self is BF16:
@@ -43,6 +43,8 @@ class Element:
         if self.is_float:
             return raw.to(work)
         extend = raw.f.ll.sext if self.low < 0 else raw.f.ll.zext
+        if isinstance(work, ir.IntType):
+            return Vector(raw.f, extend(raw.ir, ir.VectorType(work, raw.lanes)))
         wide = raw.ir if self.kind == I32 else extend(raw.ir, ir.VectorType(I32, raw.lanes))
         return Vector(raw.f, raw.f.ll.sitofp(wide, ir.VectorType(work, raw.lanes)))
 

@@ -228,6 +228,10 @@ class Words(Value):
         """The float32 that have these bits."""
         return Vector(self.f, self.f.ll.bitcast(self.ir, ir.VectorType(F32, self.lanes)))
 
+    def numbers(self) -> Vector:
+        """As float32."""
+        return Vector(self.f, self.f.ll.sitofp(self.ir, ir.VectorType(F32, self.lanes)))
+
     def same(self, value: int) -> Words:
         """One in every lane."""
         return Words(self.f, ir.Constant(self.ir.type, value))
@@ -238,6 +242,10 @@ class Words(Value):
             return self
         shift = self.f.ll.shl if by > 0 else self.f.ll.lshr
         return Words(self.f, shift(self.ir, self.same(abs(by)).ir))
+
+    def shifted_by(self, places: Words) -> Words:
+        """Downwards, each lane by its own number of places."""
+        return Words(self.f, self.f.ll.lshr(self.ir, places.ir))
 
     def masked(self, bits: int) -> Words:
         return Words(self.f, self.f.ll.and_(self.ir, self.same(bits).ir))
@@ -254,6 +262,9 @@ class Words(Value):
     def unless_nan(self, value: Vector, otherwise: int) -> Words:
         """These, and `otherwise` where a value is NaN."""
         return value.is_nan().select(self.same(otherwise), self)
+
+    def equals(self, other: Words) -> Bits:
+        return Bits(self.f, self.f.ll.icmp_unsigned("==", self.ir, other.ir))
 
     def differs(self, other: Words) -> Bits:
         return Bits(self.f, self.f.ll.icmp_unsigned("!=", self.ir, other.ir))

@@ -3,7 +3,7 @@
 A bound says how far such a sum is from scipy's. Where no integer lies between the two ends that
 it allows, both are cut off to the same. Elsewhere the vector is summed again, as scipy does it.
 Bytes that are equal under a window, or pairs with equal sums, are the usual reason: their results
-come from a table.
+come from a table. Of bells, `bells` decides what is left.
 Means need no second sum: half a step more than the quotient is never near an integer.
 """
 
@@ -23,6 +23,7 @@ from ..emit import ELEMENTS, Function, Index, Module, Pointer, Vector
 from ..emit.threads import WEIGHT
 from ..emit.tiling import ceil_div
 from ..emit.values import F64, Bits, Words
+from . import bells
 from .common import FilterModule, FilterSizes
 from .taps import Entry, ordered
 
@@ -30,7 +31,7 @@ UNIT = {"f32": 2.0 ** -24, "f64": 2.0 ** -53}
 LARGEST = 2.0 ** 30  # of sums, so that they are integers of 32 bits
 ALWAYS = 2.0 ** 20  # a bound that every sum is summed again for
 ENTRY = 5  # words: two places, the sign of the second, a weight, the sign in the narrow type
-HEAD = 3  # words: a bound, the number of entries, whether flat windows keep their value
+HEAD = bells.WORDS  # a bound, the number of entries, and what `bells` reads
 TINY = 1e-30  # weights below it are none in float32: denormals are slow
 
 
@@ -96,7 +97,10 @@ class Geometry(FilterSizes):
             found[entries:entries + len(table)] = table
             flat = _flat(order, self.levels)
             found[size - self.levels // 2:].view(np.int32)[:] = flat
-            found[2] = (flat == np.arange(self.levels)).all()
+            found[bells.FLAT] = (flat == np.arange(self.levels)).all()
+            if self.levels and bound < ALWAYS and min(kernel.shape) == 1:
+                found[bells.MISSED:HEAD] = bells.missed(flat)
+                found[bells.SLACK:].view(self.dtype)[0] = bells.slack(kernel.ravel(), form, TINY)
         return found
 
     def _entry(self, places: list[tuple[int, int]], weight: float, sign: float) -> list[int]:
@@ -147,8 +151,15 @@ class _Guarded(FilterModule):
     last = 0  # the part that makes outputs
 
     def prepare_functions(self) -> None:
-        self.again: Any = None if self.g.is_mean else self._again("again", self.last)
+        self.again: Any = None if self.g.is_mean else self._unsure("again", self.last)
         self.writers()
+
+    def _unsure(self, name: str, part: int, between: bool = False) -> Function:
+        """What is called where a sum may be one of two integers."""
+        again = self._again(name, part, between)
+        if not bells.step_of(self, part):
+            return again
+        return bells.Bells(self, part, between).function(f"{name}_of_bells", again)
 
     def outputs(self, f: Function, x: Pointer, weight: Pointer, rows: int,
                 vectors: int) -> list[Vector]:
@@ -198,7 +209,7 @@ class _Guarded(FilterModule):
                 with even:
                     whole = value.whole()
                     flats = f.weight.bytes(8 * self.g.words(part)[1] - 4 * self.g.levels)
-                    with f.either(f.weight.load_index(2).equals(0)) as (other, kept):
+                    with f.either(f.weight.load_index(bells.FLAT).equals(0)) as (other, kept):
                         with other:
                             known = flat.select(whole, whole.same(0))
                             write(self._cut(flats.gather_words(known)), flat)
@@ -240,7 +251,7 @@ class _Fused(_Guarded):
 
     def prepare_functions(self) -> None:
         super().prepare_functions()
-        between = None if self.g.is_mean else self._again("between", 0, between=True)
+        between = None if self.g.is_mean else self._unsure("between", 0, between=True)
         self.down = self._down(between)
 
     def _down(self, between: Any) -> Function:
