@@ -57,6 +57,13 @@ MADE = {
         "python benchmarks/train_fashion_mnist.py runs --best -o train_fashion_mnist.json",
         "python benchmarks/train_fashion_mnist.py build/quick-runs --model lenet_b --epochs 1 "
         "--limit 256 --engines torch tilewise -o train_fashion_mnist.json"),
+    "train_ranks": Made("python benchmarks/train_ranks.py --runs 62 --ranks 2 2 2 4 "
+                        "-o train_ranks.json",
+                        "python benchmarks/train_ranks.py --runs 2 --ranks 2 -o train_ranks.json"),
+    "training_blocks": Made("python benchmarks/training_blocks.py --seeds 0 300 "
+                            "-o training_blocks.json",
+                            "python benchmarks/training_blocks.py --seeds 0 4 "
+                            "-o training_blocks.json"),
     "zoo_equal": Made("python benchmarks/zoo_equal.py -o zoo_equal.json",
                       "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
     "zoo": Made("python benchmarks/zoo.py --rounds 5 --against onnxruntime openvino -o zoo.json",

@@ -163,6 +163,41 @@ def _training_ratios(result: dict[str, Any]) -> str:
             f"{100 * abs(last[0] - last[1]):.2f} points apart.")
 
 
+def _training_seeds(result: dict[str, Any]) -> list[str]:
+    lines = ["| engine | seed | test accuracy after each epoch | seconds of each epoch's steps |",
+             "|---|--:|---|---|"]
+    for row in result["rows"]:
+        accuracies = " ".join(f"{epoch['accuracy']:.4f}" for epoch in row["epochs"])
+        seconds = " ".join(f"{epoch['seconds']:.1f}" for epoch in row["epochs"])
+        lines.append(f"| {row['engine']} | {row['seed']} | {accuracies} | {seconds} |")
+    return [*lines, "", _seeds_compared(result)]
+
+
+def _seeds_compared(result: dict[str, Any]) -> str:
+    """Accuracies by their spread, epochs by the ratios of those that took turns."""
+    runs = {(row["engine"], row["seed"]): row["epochs"] for row in result["rows"]}
+    engines = list(dict.fromkeys(row["engine"] for row in result["rows"]))
+    last = {engine: [epochs[-1]["accuracy"] for (one, _), epochs in runs.items() if one == engine]
+            for engine in engines}
+    ended = "; ".join(f"{engine} between {min(found):.4f} and {max(found):.4f}, mean "
+                      f"{statistics.mean(found):.4f}" for engine, found in last.items())
+    told = []
+    for engine in (one for one in engines if one != "tilewise"):
+        ratios = [a["seconds"] / b["seconds"] for (one, seed), epochs in runs.items()
+                  if one == engine for a, b in zip(epochs, runs["tilewise", seed])]
+        told.append(f"An epoch of {engine} takes {statistics.median(ratios):.2f} times as long as "
+                    f"one of tilewise in the median, {min(ratios):.2f} to {max(ratios):.2f} times.")
+    return f"The runs end at {ended}. {' '.join(told)}"
+
+
+def _training_blocks(result: dict[str, Any]) -> list[str]:
+    lines = ["| part | blocks | wrong | with plans of ours in all directions | worst error | "
+             "torch's in float32 |", "|---|--:|--:|--:|--:|--:|"]
+    return [*lines, *(f"| {row['part']} | {row['blocks']} | {row['wrong']} | "
+                      f"{row['all_directions']} | {row['ours']:.0e} | {row['torch']:.0e} |"
+                      for row in result["rows"])]
+
+
 def _filter2d(result: dict[str, Any]) -> list[str]:
     lines = ["| image, kernel | tilewise, `out=` | fresh output | OpenCV, `dst=` | fresh output | "
              "two-thread copy | OpenCV / tilewise | scipy / tilewise |",
@@ -370,7 +405,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "training": _training, "filter2d": _filter2d, "images": _images,
     "images-equal": _images_equal, "images-large": _images_large, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
-    "arm": _arm, "arm-debian": _arm_debian, "claims": _claims}
+    "arm": _arm, "arm-debian": _arm_debian, "claims": _claims,
+    "training-seeds": _training_seeds, "training-blocks": _training_blocks}
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

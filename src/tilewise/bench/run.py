@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..core.errors import TilewiseError
 from ..core.progress import Tell, counting, silent
@@ -87,6 +88,32 @@ def beside_torch(s: Subject, fast: Callable[[Tensor], Any],
     ours, *times = interleaved([lambda: fast(s.example), *(c.run for c in theirs)], 3, 0.02, 20.0,
                                tick=tick)
     return ours.minimum, min(time.minimum for time in times)
+
+
+def step_beside_torch(s: Subject, fast: nn.Module,
+                      tell: Tell = silent) -> tuple[float, float]:
+    """The same of forward and backward in training mode; parameters get no gradients from it."""
+    planes = copy.deepcopy(s.model).to(memory_format=torch.contiguous_format)
+    last = copy.deepcopy(s.model).to(memory_format=torch.channels_last)
+    images = s.example.contiguous(memory_format=torch.channels_last)
+    models = [(fast, s.example), (planes, s.example.contiguous()), (last, images)]
+    was = fast.training
+    try:
+        ours, *times = interleaved([_step_of(*one) for one in models], 3, 0.02, 60.0,
+                                   tick=counting(tell, f"measuring {s.name}", 3 * len(models)))
+    finally:
+        fast.train(was)
+    return ours.minimum, min(time.minimum for time in times)
+
+
+def _step_of(model: nn.Module, x: Tensor) -> Callable[[], Any]:
+    learns = [p for p in model.train().parameters() if p.requires_grad]
+
+    def step() -> Any:
+        results = [y for y in tree_leaves(model(x)) if isinstance(y, Tensor) and y.requires_grad]
+        return torch.autograd.grad([y.sum() for y in results], learns, allow_unused=True)
+
+    return step
 
 
 def _peer(name: str, s: Subject, o: Options, directory: Path) -> Contender:

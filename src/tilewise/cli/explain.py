@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ..core.progress import Tell
-from .model import SubjectName, optimized, plan_data
+from .model import SubjectName, Training, optimized, plan_data
 from .output import (
     Batch,
     Json,
@@ -33,6 +33,7 @@ def explain(
         help="Show a model's graphs after a pass instead: captured, normalised, fused, laid_out, "
              "lowered, placed or bound.")] = None,
     max_error: MaxError = None,
+    training: Training = False,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -40,11 +41,11 @@ def explain(
     set_threads(threads)
     with progress(f"explaining {subject}") as tell:
         if stage is not None:
-            answer = _stage(subject, batch, shape, stage, max_error)
+            answer = _stage(subject, batch, shape, stage, max_error, training)
         elif subject.startswith("n") and "_" in subject:
-            answer = _problem(subject, batch, max_error, effort, tell)
+            answer = _problem(subject, batch, max_error, effort, tell, training)
         else:
-            answer = _model(subject, batch, shape, max_error, effort, tell)
+            answer = _model(subject, batch, shape, max_error, effort, tell, training)
     if json:
         print_json(_data(answer))
     elif stage is not None or fits(str(answer)):
@@ -54,31 +55,32 @@ def explain(
 
 
 def _problem(text: str, batch: int | None, max_error: float | None, effort: str,
-             tell: Tell) -> Any:
+             tell: Tell, training: bool) -> Any:
     import tilewise
 
     p = tilewise.Problem.parse(text)
     p = p if batch is None else p.with_(n=batch)
-    return tilewise.explain(p, max_error=max_error, effort=effort, tell=tell)
+    return tilewise.explain(p, max_error=max_error, effort=effort, training=training, tell=tell)
 
 
 def _stage(subject: str, batch: int | None, shape: str | None, stage: str,
-           max_error: float | None) -> Any:
+           max_error: float | None, training: bool) -> Any:
     import tilewise
 
     from ..bench.subjects import subject as read
 
     found = read(subject, batch, shape)
-    return tilewise.explain(found.model, found.example, stage=stage, max_error=max_error)
+    return tilewise.explain(found.model, found.example, stage=stage, max_error=max_error,
+                            training=training)
 
 
 def _model(subject: str, batch: int | None, shape: str | None, max_error: float | None,
-           effort: str, tell: Tell) -> Any:
+           effort: str, tell: Tell, training: bool) -> Any:
     import tilewise
 
     what = optimized(subject, batch, shape, max_error, tell)
     return tilewise.explain(what.model, what.subject.example, max_error=max_error, effort=effort,
-                            tell=tell)
+                            training=training, tell=tell)
 
 
 def _print_narrow(answer: Any) -> None:

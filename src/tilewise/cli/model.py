@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SubjectName = Annotated[str, typer.Argument(
     metavar="SUBJECT", help="Name a model, a problem or package.module:factory.")]
 
+Training = Annotated[bool, typer.Option(
+    "--training", help="Take a step of training: forward, gradients of images and of weights.")]
+
 
 @dataclass(frozen=True)
 class Optimized:

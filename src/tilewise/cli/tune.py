@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .model import SubjectName, optimized, plan_data
+from .model import SubjectName, Training, optimized, plan_data
 from .output import (
     Batch,
     Json,
@@ -33,21 +33,23 @@ def tune(
     output: Annotated[Path | None, typer.Option(
         "--output", "-o",
         help="Add the winners to this wisdom file. The default is the user's own.")] = None,
+    training: Training = False,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Time the candidates of every convolution and write the winners to a wisdom file."""
     import tilewise
 
-    from ..bench.run import beside_torch
+    from ..bench.run import beside_torch, step_beside_torch
     from ..model.tuning import tune as tune_model
 
     set_threads(threads)
     with progress(f"tuning {subject}") as tell:
         what = optimized(subject, batch, shape, max_error, tell)
-        layers = tune_model(what.model, what.subject.example, effort, max_error, tell)
+        layers = tune_model(what.model, what.subject.example, effort, max_error, tell, training)
         place = tilewise.wisdom.save(output)
-        ours, theirs = beside_torch(what.subject, what.model, tell)
+        whole = step_beside_torch if training else beside_torch
+        ours, theirs = whole(what.subject, what.model, tell)
     if json:
         print_json({"wisdom": str(place), "seconds": ours, "torch_seconds": theirs, "layers": [
             {"layer": layer.name, "problem": str(layer.plan.problem), **plan_data(layer.plan)}
@@ -57,6 +59,6 @@ def tune(
         (layer.name, str(layer.plan.problem), layer.plan.algorithm,
          milliseconds(layer.plan.seconds), layer.plan.source) for layer in layers], left=3,
         spare=("from",))
-    print(f"as a whole: tilewise {milliseconds(ours)} ms, torch {milliseconds(theirs)} ms (its "
-          f"fastest form): {theirs / ours:.2f}x as fast")
+    print(f"{'a step' if training else 'as a whole'}: tilewise {milliseconds(ours)} ms, torch "
+          f"{milliseconds(theirs)} ms (its fastest form): {theirs / ours:.2f}x as fast")
     print(f"written to {place}")

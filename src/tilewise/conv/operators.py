@@ -112,7 +112,7 @@ def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | None,
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, weight, _, _, *options = inputs
+    x, weight, _, residual, *options = inputs
     activation, pool, _, max_error = options[4:8]
     y, mask = output if isinstance(output, tuple) else (output, None)
     if mask is not None:
@@ -124,6 +124,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     cut = y if mask is None and activation == "relu" else None
     ctx.save_for_backward(x, weight, mask, cut)
     ctx.options, ctx.tail, ctx.max_error = options[:4], (activation, pool), max_error
+    ctx.in_planes = residual is not None and residual.is_contiguous()
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -135,14 +136,21 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     tail = ctx.tail if mask is not None else (None, 1)
     if torch.is_grad_enabled():
         p = problem_of(Call(x, weight, None, None, *ctx.options, *tail))
-        return *by_torch(p, grad, x, weight, mask, wants), *[None] * 9
+        *parts, residual = by_torch(p, grad, x, weight, mask, wants)
+        return *parts, _like_residual(ctx, residual), *[None] * 9
     # an operator may not return what it was given: without a mask, that is the residual's gradient
     asked = [*wants[:3], wants[3] and mask is not None]
     how: Any = _conv2d_backward if is_plain_gradient(grad, x, weight) else _BACKWARD
     found = how(grad, x, weight, mask, *ctx.options, *tail, asked, ctx.max_error)
     *parts, residual = (part if wanted else None
                         for part, wanted in zip(found, asked, strict=True))
-    return *parts, grad if wants[3] and mask is None else residual, *[None] * 9
+    residual = grad if wants[3] and mask is None else residual
+    return *parts, _like_residual(ctx, residual), *[None] * 9
+
+
+def _like_residual(ctx: Any, grad: Tensor | None) -> Tensor | None:
+    """In the residual's layout: torch's instance norm of one image misreads another."""
+    return grad.contiguous() if grad is not None and ctx.in_planes else grad
 
 
 class Convolved(torch.autograd.Function):

@@ -14,7 +14,7 @@ from ..conv.checks import arguments_of, check_bound, kind_of, module_advice
 from ..conv.running import ENGINE
 from ..core.errors import TilewiseError
 from ..core.plan import Plan
-from ..core.problem import Problem
+from ..core.problem import DIRECTIONS, Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from ..planner.planner import Candidate
@@ -24,6 +24,8 @@ from .stages import STAGES, noted
 from .tuning import distinct, observe
 
 ESTIMATED = "~"  # stands before a time that nobody measured
+GRADIENTS = dict(zip(DIRECTIONS, ("forward", "gradients of images", "gradients of weights"),
+                     strict=True))
 ESTIMATES = f"{ESTIMATED} is an estimate; effort=\"measure\" runs and times every candidate"
 
 
@@ -100,7 +102,7 @@ class ModelExplanation:
 
 def explain(subject: str | Problem | nn.Module, example: Any = None, *,
             target: Target | None = None, max_error: float | None = None,
-            effort: str = "estimate", stage: str | None = None,
+            effort: str = "estimate", stage: str | None = None, training: bool = False,
             tell: Tell = silent) -> Explanation | ModelExplanation | StageExplanation:
     """Every algorithm's answer to a problem, what will run first; or that for a whole model.
 
@@ -112,6 +114,8 @@ def explain(subject: str | Problem | nn.Module, example: Any = None, *,
         effort: "estimate", or "measure" to run and time the candidates.
         stage: A pass, to see what a model's graphs look like after it: "captured", "normalised",
             "fused", "laid_out", "lowered", "placed" or "bound".
+        training: Whether a model is shown as it learns: below each layer its gradients, that of
+            its images and that of its weight.
         tell: A function `(what, done, total)` that is told how far it is.
 
     Returns:
@@ -122,13 +126,16 @@ def explain(subject: str | Problem | nn.Module, example: Any = None, *,
     n1c8h8w8k8r3s3p1_f64_forward on ...
     """
     _check(subject, target, max_error)
+    if training and (stage is not None or not isinstance(subject, nn.Module)):
+        raise TilewiseError("training is True, needs a model and no stage: a problem says its "
+                            "direction itself, and stages are those of inference")
     if stage is not None:
         return _explain_stage(subject, example, stage, max_error)
     if isinstance(subject, nn.Module):
         forward = subject.__dict__.get("forward")
         own = getattr(forward, "max_error", None)  # what the model itself was optimised for
         return _explain_model(subject, example, own if max_error is None else max_error, effort,
-                              tell)
+                              tell, training)
     p = Problem.parse(subject) if isinstance(subject, str) else subject
     return _explain_problem(p, target or Target.host(threads=torch.get_num_threads()), max_error,
                             effort, tell)
@@ -187,18 +194,32 @@ def _row(candidate: Candidate, first: bool) -> tuple[str, str, str]:
 
 
 def _explain_model(model: nn.Module, example: Any, max_error: float | None,
-                   effort: str, tell: Tell) -> ModelExplanation:
+                   effort: str, tell: Tell, training: bool) -> ModelExplanation:
     if example is None:
         raise TilewiseError("a model needs an example of its input: explain(model, example)")
-    layers = observe(model, example, tell)
+    layers = observe(model, example, tell, training)
     if not layers:
         raise TilewiseError("the model ran no convolution by tilewise: explain what "
                             "tilewise.optimize(model) returns; with effort='measure' that is "
                             "torch's own form where nothing else was faster")
     known = {problem: _explain_problem(problem, target, max_error, effort)
              for problem, target in distinct(layers, "explaining", tell)}
-    return ModelExplanation(tuple((layer.name, known[layer.plan.problem]) for layer in layers),
-                            _program(model, example))
+    told = tuple((layer.name, known[layer.plan.problem]) for layer in layers)
+    return ModelExplanation(told, _step(told) if training else _program(model, example))
+
+
+def _step(layers: tuple[tuple[str, Explanation], ...]) -> str:
+    """The directions of a step of training, and what their layers take together."""
+    sums = {direction: [explanation.plan for _, explanation in layers
+                        if explanation.problem.direction == direction and explanation.plan]
+            for direction in DIRECTIONS}
+    return "a step: " + ", ".join(
+        f"{GRADIENTS[direction]} {_sum(plans)} ({len(plans)})" for direction, plans in sums.items())
+
+
+def _sum(plans: list[Plan]) -> str:
+    mark = ESTIMATED if any(plan.source == "estimate" for plan in plans) else ""
+    return f"{mark}{sum(plan.seconds for plan in plans) * 1e3:.3f} ms"
 
 
 def _explain_stage(model: Any, example: Any, stage: str,

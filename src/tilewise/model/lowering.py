@@ -32,7 +32,7 @@ def lower(capture: Any) -> None:
             operation = asked(before, module, chain.steps[0][1])
             assert operation is not None
             put[node] = _put(capture, operation.name, operation.run, [before, node],
-                             operation.operands, operation.parts)
+                             operation.operands, operation.parts, operation.learn)
         elif chain is not None:
             operands = [put.get(operand, operand) for operand in chain.operands]
             put[node] = _put(capture, chain.name, chain.run(), chain.nodes, operands, chain.norms,

@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from ..conv.excitation import averaged
+from ..kernels.activations import activated
 from ..runtime import norms, pools, resampling, softmax, totals, volumes
 from ..runtime.concatenation import concatenated
 from ..runtime.shuffling import channel_shuffle
@@ -108,6 +109,15 @@ def _instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, moment
     return norms.instance_norm(x, weight, bias, eps, activation)
 
 
+def _learn_instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, momentum: float,
+                         eps: float, activation: str | None = None) -> Tensor | None:
+    """Of one image as a group norm: torch's instance norm misreads channels-last gradients then."""
+    if x.dim() not in (4, 5) or len(x) != 1:
+        return None
+    y = F.group_norm(x, x.shape[1], weight, bias, eps)
+    return activated(y, activation)
+
+
 def _learn_pool(x: Tensor, output_size: Any) -> Tensor | None:
     return averaged(x) if output_size in (1, (1, 1), [1, 1]) else None
 
@@ -165,7 +175,7 @@ ROWS = (
         {"running_mean": None, "running_var": None, "weight": None, "bias": None,
          "use_input_stats": True, "momentum": 0.1, "eps": 1e-5},
         {"running_mean": None, "running_var": None, "use_input_stats": True}, AFFINE,
-        lambda given: True, activates=True),
+        lambda given: True, activates=True, learn=_learn_instance_norm),
     Row("softmax", _softmax, (nn.Softmax,), (torch.softmax, "softmax"),
         {"dim": REQUIRED, "dtype": None}, {"dtype": None}, turns=lambda given: given["dim"] != -1),
     Row("softmax", _softmax, (), (F.softmax,), {"dim": REQUIRED, "_stacklevel": 3, "dtype": None},

@@ -48,14 +48,19 @@ def _share_computed(values: list[Any], shared: dict[int, Any]) -> None:
 
 
 @contextmanager
-def rehearsal(model: nn.Module) -> Iterator[nn.Module]:
-    """A copy in eval mode, without gradients; tensors and random generators stay as they are."""
-    trial = sharing_copy(model).eval()
+def rehearsal(model: nn.Module, training: bool = False) -> Iterator[nn.Module]:
+    """A copy in eval mode, without gradients; tensors and random generators stay as they are.
+
+    Or one that learns: in training mode, or in its own modes if some of it is frozen.
+    """
+    trial = sharing_copy(model)
+    if not (training and model.training):
+        trial.train(training)
     kept = [(tensor, tensor.detach().clone())
             for tensor in (*trial.buffers(), *trial.parameters())]
     state = random.getstate()
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
             yield trial
     finally:
         random.setstate(state)

@@ -1,21 +1,25 @@
-"""Running a model once to learn its problems, and planning them with more effort."""
+"""Running a model, or a step of its training, to learn its problems; planning them with effort."""
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..conv.checks import arguments_of, check_module
 from ..conv.linear import Linear, is_planned
 from ..conv.running import ENGINE
+from ..core.errors import TilewiseError
 from ..core.plan import Plan
-from ..core.problem import Problem
+from ..core.problem import DIRECTIONS, Epilogue, Problem
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from .nn import Block, Conv1d, Conv2d, Conv3d
@@ -32,15 +36,18 @@ class Layer:
 
 
 def tune(model: nn.Module, example: Any, effort: str = "measure", max_error: float | None = None,
-         tell: Tell = silent) -> list[Layer]:
-    """Plan every convolution of the model for this example; what was measured is remembered."""
-    layers = observe(model, example, tell)
+         tell: Tell = silent, training: bool = False) -> list[Layer]:
+    """Plan every convolution of the model for this example; what was measured is remembered.
+
+    Those of a step of training are the forward ones and both gradients.
+    """
+    layers = observe(model, example, tell, training)
     if effort == "estimate":
         return layers
     found = {p: ENGINE.plan(p, t, effort, max_error=max_error)
              for p, t in distinct(layers, "measuring", tell)}
     ENGINE.executables.clear()  # what was planned before is planned by what is known now
-    observe(model, example, tell)
+    observe(model, example, tell, training)
     return [Layer(layer.name, found[layer.plan.problem]) for layer in layers]
 
 
@@ -53,12 +60,16 @@ def distinct(layers: list[Layer], doing: str, tell: Tell) -> Iterator[tuple[Prob
     tell(doing, len(problems), len(problems))
 
 
-def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
-    """Run a copy of the model in eval mode without gradients and note every convolution's plan."""
+def observe(model: nn.Module, example: Any, tell: Tell = silent,
+            training: bool = False) -> list[Layer]:
+    """Run a copy of the model in eval mode without gradients and note every convolution's plan.
+
+    In training: a forward and a backward pass; each layer is followed by its gradients.
+    """
     check_module(model)
     seen: list[Layer] = []
-    count = sum(map(_is_planned, model.modules()))
-    with rehearsal(model) as trial:
+    count = sum(map(_is_planned, model.modules())) * (3 if training else 1)
+    with rehearsal(model, training) as trial:
         names = {module: name for name, module in trial.named_modules()}
 
         def note(plan: Plan) -> None:
@@ -67,8 +78,45 @@ def observe(model: nn.Module, example: Any, tell: Tell = silent) -> list[Layer]:
             seen.append(Layer(name, plan))
 
         with observed(note):
-            trial(*cloned(arguments_of(example)))
-    return seen
+            result = trial(*cloned(arguments_of(example)))
+            if training:
+                _differentiate(trial, result)
+    return _by_layers(seen) if training else seen
+
+
+def _differentiate(model: nn.Module, result: Any) -> None:
+    """A backward pass that leaves no gradients behind."""
+    results = [y for y in tree_leaves(result) if isinstance(y, Tensor) and y.requires_grad]
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    if not results or not wanted:
+        raise TilewiseError(f"{type(model).__name__} has nothing to learn in training mode: no "
+                            "parameter, or no result, requires a gradient")
+    torch.autograd.grad([y.sum() for y in results], wanted, allow_unused=True)
+
+
+def _by_layers(seen: list[Layer]) -> list[Layer]:
+    """Each layer with its gradients behind it, which take its name.
+
+    Gradients run in the opposite order, and know only the problem they belong to.
+    """
+    groups = [[layer] for layer in seen if layer.plan.problem.direction == DIRECTIONS[0]]
+    rest = []  # of layers that torch ran forward
+    for direction in DIRECTIONS[1:]:
+        waiting = defaultdict(list)
+        for group in groups:
+            waiting[_bare(group[0].plan.problem)].append(group)
+        for layer in [one for one in seen if one.plan.problem.direction == direction]:
+            found = waiting[_bare(layer.plan.problem)]
+            if found:
+                group = found.pop()
+                group.append(Layer(group[0].name, layer.plan))
+            else:
+                rest.append(layer)
+    return [layer for group in groups for layer in group] + rest
+
+
+def _bare(p: Problem) -> Problem:
+    return p.with_(direction="forward", epilogue=Epilogue())
 
 
 def _is_planned(module: nn.Module) -> bool:

@@ -123,18 +123,19 @@ class Run:
         self.progress.epoch(self.epoch, summary)
 
     def _batches(self) -> list[Tensor]:
-        """Of this epoch; one that is too small for all ranks to get a share is left out."""
-        s = self.settings
-        return [numbers for numbers in order(self.count, s.batch, s.seed, self.epoch)
-                if len(numbers) >= self.ranks.world]
+        """Of this epoch, the same for any number of ranks."""
+        return order(self.count, self.settings.batch, self.settings.seed, self.epoch)
 
     def _learn(self, numbers: Tensor) -> float:
         """One step; the loss is the mean over the whole batch, however it is shared."""
-        images, labels = batch(self.images.train, self.ranks.share(numbers))
+        mine = self.ranks.share(numbers)
+        # a rank without a share takes part with an image that does not count
+        images, labels = batch(self.images.train, mine if len(mine) else numbers[:1])
         self._set_rate()
         self.parallel.train()
         scores = self.parallel(images)
-        loss = F.cross_entropy(scores, labels, reduction="sum") / len(numbers)
+        total = F.cross_entropy(scores, labels, reduction="sum") * bool(len(mine))
+        loss = total / len(numbers)
         self.optimizer.zero_grad()
         (loss * self.ranks.world).backward()  # gradients are averaged over the ranks
         self.optimizer.step()

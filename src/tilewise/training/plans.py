@@ -28,6 +28,9 @@ def rehearse(model: nn.Module, shape: tuple[int, ...], train: Collection[int],
 
 
 def sizes(count: int, batch: int, world: int) -> set[int]:
-    """How many images of a batch a rank can get, when `count` are divided into batches."""
+    """How many images of a batch a rank can get, when `count` are divided into batches.
+
+    One that gets none takes one which does not count.
+    """
     batches = {min(batch, count), count % batch} - {0}
-    return {n for size in batches for n in (size // world, -(-size // world))} - {0}
+    return {max(1, n) for size in batches for n in (size // world, -(-size // world))}

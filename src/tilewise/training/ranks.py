@@ -10,6 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..core.errors import TilewiseError
+
 
 class Ranks:
     """Which process this is, of how many, and what they say to each other."""
@@ -61,6 +63,17 @@ def joined() -> Iterator[Ranks]:
     try:
         yield Ranks(dist.get_rank(), world)
         dist.barrier()  # nobody leaves while another still speaks
+    except RuntimeError as problem:
+        if not _is_lost(problem):
+            raise
+        raise TilewiseError(
+            f"rank {dist.get_rank()} lost the others: one of the {world} processes has ended, see "
+            "its own message; without one it was killed, perhaps for want of memory. The same "
+            "command goes on from the last checkpoint") from problem
     finally:
         dist.destroy_process_group()
 
+
+def _is_lost(problem: RuntimeError) -> bool:
+    """Whether another process does not answer; gloo names its own file."""
+    return isinstance(problem, dist.DistError) or "gloo" in str(problem)
