@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -69,14 +71,17 @@ def test_an_actor_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     paths = [str(tmp_path), str(ROOT / "benchmarks"), str(ROOT / "src"), *filter(None, sys.path)]
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled",
                    "PYTHONPATH": os.pathsep.join(paths)}
+    temporary = tempfile.mkdtemp()  # sockets need a short path
     driver = subprocess.Popen([sys.executable, str(tmp_path / "driving.py"),
-                               str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "ray")],
+                               str(tmp_path / "in"), str(tmp_path / "out"), temporary],
                               env=environment, start_new_session=True, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         said, complained = driver.communicate(timeout=240)
     finally:
         kill(driver.pid, *processes(driver.pid))
-    assert said.split() == ["rows", "30", "struck", "True", "predicted"], complained[-4000:]
+        shutil.rmtree(temporary, ignore_errors=True)
+    own = [line for line in said.splitlines() if line.startswith(("rows", "predicted"))]
+    assert own == ["rows 30 struck True", "predicted"], said + complained[-4000:]
     assert read(tmp_path / "out") == read(tmp_path / "alone")
     assert len(read(tmp_path / "out")) == 30
