@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..core.isa import ISA
-from ..kernels.cpu.emit.jit import LLVM_VERSION, ORIGIN
+from ..kernels.cpu.emit.jit import LLVMLITE, ORIGIN
 from ..planner.classes import VERSION as CLASSES
 from .files import MANIFEST, MOST, PARAMETERS, PIECE, ROW, Folder, Refused, Stated
 
@@ -22,7 +22,7 @@ FORMAT = 1
 
 def versions() -> dict[str, str]:
     """Of all that a bundle depends on; `sources` is a digest of the code that it comes from."""
-    found = {"torch": torch.__version__, "llvm": LLVM_VERSION, "classes": CLASSES,
+    found = {"torch": torch.__version__, "llvmlite": LLVMLITE, "classes": CLASSES,
              "sources": _sources()}
     try:
         return {**found, "tilewise": version("tilewise")}

@@ -18,7 +18,7 @@ from ..core.problem import Problem
 from ..core.target import Target
 from ..kernels import precision
 from ..kernels.activations import joined
-from ..kernels.cpu.emit.jit import LLVM_VERSION
+from ..kernels.cpu.emit.jit import LLVMLITE
 from ..planner.classes import VERSION as CLASSES
 from ..planner.planner import Planner
 from ..planner.wisdom import Wisdom, default_path
@@ -38,7 +38,7 @@ class Engine:
     """Plans problems with the given algorithms and keeps what was built."""
 
     def __init__(self, algorithms: Sequence[Algorithm], limit: int = 1024) -> None:
-        versions = {"torch": torch.__version__, "llvm": LLVM_VERSION, "classes": CLASSES}
+        versions = {"torch": torch.__version__, "llvmlite": LLVMLITE, "classes": CLASSES}
         self.planner = Planner(algorithms, start=self.start, wisdom=Wisdom(versions))
         self.executables: Lru[Any] = Lru(limit)  # by whatever key a caller has at hand
         self.observers: list[Callable[[Plan], None]] = []  # told of every plan that is run
