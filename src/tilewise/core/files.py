@@ -42,7 +42,7 @@ def is_shared(directory: Path) -> bool:
         return False
 
 
-def read_private(path: Path) -> bytes:
+def read_private(path: Path, or_roots: bool = False) -> bytes:
     """A file's content; NotPrivate if others can write it, OSError if it is no file at all."""
     # a pipe would wait for its writer, a link may point elsewhere the next time
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -50,7 +50,7 @@ def read_private(path: Path) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if not (_is_ours(status) and _is_ours(path.parent.stat())):
+        if not (_is_ours(status, or_roots) and _is_ours(path.parent.stat(), or_roots)):
             raise NotPrivate("it, or its directory, can be written by others; needs to be the "
                              "user's own (chmod go-w)")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -59,9 +59,10 @@ def read_private(path: Path) -> bytes:
         os.close(descriptor)
 
 
-def _is_ours(status: os.stat_result) -> bool:
+def _is_ours(status: os.stat_result, or_roots: bool = False) -> bool:
     others = stat.S_IWGRP | stat.S_IWOTH
-    return status.st_uid == os.getuid() and not status.st_mode & others
+    owners = (os.getuid(), 0) if or_roots else (os.getuid(),)
+    return status.st_uid in owners and not status.st_mode & others
 
 
 def write_atomically(path: Path, content: bytes | memoryview, durable: bool = False) -> None:

@@ -21,7 +21,7 @@ from ..kernels.activations import joined
 from ..kernels.cpu.emit.jit import LLVMLITE
 from ..planner.classes import VERSION as CLASSES
 from ..planner.planner import Planner
-from ..planner.wisdom import Wisdom, default_path
+from ..planner.wisdom import Wisdom, default_path, system_path
 from .executable import Executable
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16,
@@ -48,6 +48,7 @@ class Engine:
              max_error: float | None = None) -> Plan:
         """The best plan within the error that the caller, or torch's setting, admits."""
         if not self._read_wisdom:
+            self.planner.system.load(system_path(), or_roots=True)
             self.load_wisdom(default_path())
         return self.planner.plan(p, t, effort, algorithm, max_error=self.admitted(max_error, p, t),
                                  bits=self.bits(max_error, p, t))
