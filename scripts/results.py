@@ -4,7 +4,8 @@
     python scripts/results.py vgg16 ladder           # some of it
     python scripts/results.py --quick --into build/results    # small settings, to try it
 
-Needs the extras `bench`, `gpu`, `images` and `test`. `make figures` draws what was measured.
+Needs the extras `bench`, `gpu`, `images`, `scale` and `test`. `make figures` draws what was
+measured.
 """
 
 from __future__ import annotations
@@ -76,6 +77,13 @@ MADE = {
                        "python scripts/emulate_debian.py resnet18 -o arm_debian.json"),
     "torch_versions": Made("python scripts/try_torch.py -o torch_versions.json",
                            "python scripts/try_torch.py --here -o torch_versions.json"),
+    "workers": Made("python benchmarks/workers.py --times 1 -o workers.json",
+                    "python benchmarks/workers.py --times 1 --model resnet18 -o workers.json"),
+    "fleet": Made("python benchmarks/fleet.py --seconds 2 --model resnet18 -o fleet.json",
+                  "python benchmarks/fleet.py --seconds 1 --model lenet_b -o fleet.json"),
+    "ray_killed": Made(
+        "python benchmarks/ray_killed.py --images 2000 --kills 10 -o ray_killed.json",
+        "python benchmarks/ray_killed.py --images 400 --kills 1 -o ray_killed.json"),
 }
 
 

@@ -196,7 +196,7 @@ def test_each_file_of_a_row_is_verified(bundle: Path, kind: str, how: str) -> No
     reason = refusal(bundle)
     expected = {"gone": "cannot be opened", "linked": "cannot be opened",
                 "shared": "can be written by others", "cut": "bytes, needs",
-                "empty": "bytes, needs", "longer": "bytes"}.get(how, "another SHA-256")
+                "empty": "bytes, needs", "longer": "bytes"}.get(how, "another checksum")
     assert path.name in reason
     assert expected in reason
 
@@ -259,7 +259,7 @@ def edited(bundle: Path, change: Callable[[dict[str, Any]], None]) -> None:
 @pytest.mark.parametrize(("change", "reason"), [
     (lambda d: d["versions"].update(torch="1.0"), "torch is .*, needs 1.0"),
     (lambda d: d["versions"].update(sources="0"), "other versions: sources"),
-    (lambda d: d["files"].update({"../../etc/passwd": {"bytes": 1, "sha256": []}}), "contradicts"),
+    (lambda d: d["files"].update({"../../etc/passwd": {"bytes": 1, "digests": []}}), "contradicts"),
     (lambda d: d["rows"].update({"../x": d["rows"][HERE]}), "contradicts"),
     (lambda d: d["parameters"].pop("wide.bias"), "contradicts"),
     (lambda d: d["files"].pop(f"{HERE}.objects"), "contradicts"),
@@ -343,6 +343,6 @@ def test_what_is_checked_is_what_is_used(bundle: Path) -> None:
     os.replace(bundle / files.ROW["plans"].format(HERE), bundle / name)
     with os.fdopen(descriptor, "rb") as file:
         files.check(name, file.read(), stated)
-    with pytest.raises(files.Refused, match=r"bytes, needs|more than|another SHA-256"):
+    with pytest.raises(files.Refused, match=r"bytes, needs|more than|another checksum"):
         folder.verified(name, stated)
     folder.close()

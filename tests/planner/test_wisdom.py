@@ -299,3 +299,46 @@ def test_measuring_is_remembered_and_shared_through_the_public_functions(tmp_pat
 def test_an_unknown_effort_says_which_there_are():
     with pytest.raises(tilewise.TilewiseError, match="needs one of estimate, wisdom_only"):
         ENGINE.plan(PROBLEM, TARGET, effort="hard")
+
+
+def test_a_system_file_comes_after_the_users_own(tmp_path, monkeypatch):
+    from tilewise.runtime import engine
+
+    system, own = tmp_path / "etc" / "wisdom.json", tmp_path / "own" / "wisdom.json"
+    monkeypatch.setattr(engine, "system_path", lambda: system)
+    monkeypatch.setattr(engine, "default_path", lambda: own)
+
+    def planned(effort="wisdom_only"):
+        return engine.Engine(ENGINE.planner.algorithms).plan(PROBLEM, TARGET, effort)
+
+    def write(path, algorithm):
+        learner = engine.Engine(ENGINE.planner.algorithms)
+        plan = learner.plan(PROBLEM, TARGET, algorithm=algorithm)
+        asked = learner.admitted(None, PROBLEM, TARGET), learner.bits(None, PROBLEM, TARGET)
+        learner.planner.wisdom.record(replace(plan, seconds=1.0), *asked)
+        learner.planner.wisdom.save(path)
+
+    assert planned().source != "wisdom"
+    write(system, "cpu_direct")
+    before = system.read_bytes()
+    assert (planned().algorithm, planned().source) == ("cpu_direct", "wisdom")
+    write(own, "cpu_pixels")
+    assert (planned().algorithm, planned().source) == ("cpu_pixels", "wisdom")
+    assert "cpu_direct" not in own.read_text()  # the system's is not copied into it
+    assert system.read_bytes() == before
+    system.chmod(0o666)
+    own.unlink()
+    with pytest.warns(UserWarning, match="can be written by others"):
+        planned("estimate")
+
+
+def test_roots_files_are_the_systems_only(tmp_path, monkeypatch):
+    from tilewise.core import files
+
+    path = tmp_path / "wisdom.json"
+    wise().save(path)
+    owner = path.stat().st_uid
+    monkeypatch.setattr(files.os, "getuid", lambda: owner + 1)
+    assert Wisdom(VERSIONS).load(path, or_roots=True) == (owner == 0)
+    with pytest.warns(UserWarning, match="ignored"):
+        assert Wisdom(VERSIONS).load(path) == 0

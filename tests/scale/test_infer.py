@@ -94,10 +94,33 @@ def test_a_job_goes_on_where_it_was(folder: Path, tmp_path: Path) -> None:
     assert read(tmp_path / "out") == expected
     assert report.rows + report.kept == 13
     assert infer(small, folder, tmp_path / "out", **options).rows == 0
-    with pytest.raises(TilewiseError, match="another job"):
+    with pytest.raises(TilewiseError, match=r"another job \(other batch\)"):
         infer(small, folder, tmp_path / "out", **{**options, "batch": 5})
+    (folder / "new.png").write_bytes((folder / "0.png").read_bytes())
+    with pytest.raises(TilewiseError, match=r"\(other images\)"):
+        infer(small, folder, tmp_path / "out", **options)
     with pytest.raises(TilewiseError, match="not empty"):
         infer(small, folder, folder, **options)
+
+
+def test_another_model_does_not_go_on(folder: Path, tmp_path: Path) -> None:
+    options = {"form": FORM, "batch": 4, "rows": 100, "threads": 1}
+    infer(small, folder, tmp_path / "out", **options)
+
+    def retrained() -> torch.nn.Module:
+        model = small()
+        with torch.no_grad():
+            next(model.parameters()).view(-1)[0] += 1e-6
+        return model
+
+    def other() -> torch.nn.Module:
+        return torch.nn.Sequential(small(), torch.nn.ReLU())
+
+    with pytest.raises(TilewiseError, match=r"\(other weights\)"):
+        infer(retrained, folder, tmp_path / "out", **options)
+    with pytest.raises(TilewiseError, match=r"\(other model, weights\)"):
+        infer(other, folder, tmp_path / "out", **options)
+    assert infer(small, folder, tmp_path / "out", **options).rows == 0
 
 
 def test_parquet_in(folder: Path, tmp_path: Path) -> None:

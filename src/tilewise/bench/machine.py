@@ -14,7 +14,7 @@ from ..core.platforms import HERE
 from ..core.progress import Tell, counting, silent
 from ..core.target import Target
 from ..kernels.cpu import peak
-from ..kernels.cpu.emit.jit import LLVM_VERSION
+from ..kernels.cpu.emit.compiler import VERSION as LLVM_VERSION
 from ..planner.measure import interleaved
 
 COPIED = 64 << 20  # floats of a copy that no cache holds, at most

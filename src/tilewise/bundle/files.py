@@ -33,7 +33,7 @@ class Stated(NamedTuple):
     """A file as the manifest has it."""
 
     bytes: int
-    sha256: tuple[str, ...]  # one for each piece
+    digests: tuple[str, ...]  # one for each piece
 
 
 class Folder:
@@ -47,9 +47,15 @@ class Folder:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as problem:
             raise Refused(f"{path} cannot be opened: {problem.strerror}") from None
-        _check_owner(os.fstat(self._descriptor), str(path))
+        self._pool = ThreadPoolExecutor(cores())
+        try:
+            _check_owner(os.fstat(self._descriptor), str(path))
+        except Refused:
+            self.close()
+            raise
 
     def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
         os.close(self._descriptor)
 
     def open(self, name: str) -> int:
@@ -83,8 +89,8 @@ class Folder:
         check(name, content, stated)
         return content
 
-    def mapped(self, name: str, stated: Stated, writable: bool = False) -> Any:
-        """A file's content as memory that all processes share, verified as it is mapped.
+    def mapped(self, name: str, stated: Stated, writable: bool = False) -> Hashed:
+        """A file's content as memory that all processes share; it is hashed in the meantime.
 
         A writable one is copied page by page where it is written to: the file never changes.
         """
@@ -94,16 +100,27 @@ class Folder:
             if size != stated.bytes:
                 raise Refused(f"{name} has {size} bytes, needs {stated.bytes}")
             if size == 0:
-                return memoryview(b"")
+                return Hashed(name, b"", stated, self._pool)
             kind = mmap.MAP_PRIVATE if writable else mmap.MAP_SHARED
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            memory = mmap.mmap(descriptor, size, kind, access)
+            return Hashed(name, mmap.mmap(descriptor, size, kind, access), stated, self._pool)
         except OSError as problem:
             raise Refused(f"{name} cannot be mapped: {problem.strerror}") from None
         finally:
             os.close(descriptor)
-        check(name, memory, stated)
-        return memory
+
+
+class Hashed:
+    """Mapped memory that is being hashed by other threads: nobody sees it before they are done."""
+
+    def __init__(self, name: str, memory: Any, stated: Stated, pool: ThreadPoolExecutor) -> None:
+        self._name, self._memory, self._stated = name, memory, stated
+        self._digests = pool.map(digest_of, _pieces(memory))
+
+    def verified(self) -> Any:
+        """The memory, which has what the manifest says."""
+        compare(self._name, list(self._digests), self._stated)
+        return self._memory
 
 
 def _check_owner(status: os.stat_result, name: str) -> None:
@@ -119,38 +136,41 @@ def check(name: str, content: Any, stated: Stated) -> None:
     """Raise where content is not what the manifest says."""
     if len(content) != stated.bytes:
         raise Refused(f"{name} has {len(content)} bytes, needs {stated.bytes}")
-    found = sums(content)
-    wrong = [i for i, (a, b) in enumerate(zip(found, stated.sha256)) if a != b]
-    if len(found) != len(stated.sha256) or wrong:
+    compare(name, hashes(_pieces(content)), stated)
+
+
+def compare(name: str, found: list[str], stated: Stated) -> None:
+    """Raise where digests of pieces are not what the manifest says."""
+    wrong = [i for i, (a, b) in enumerate(zip(found, stated.digests)) if a != b]
+    if len(found) != len(stated.digests) or wrong:
         where = f" (first in byte {wrong[0] * PIECE} and following)" if wrong else ""
-        raise Refused(f"{name} has another SHA-256 than the manifest says{where}: it was changed "
+        raise Refused(f"{name} has another checksum than the manifest says{where}: it was changed "
                       "or damaged")
 
 
-def sums(content: Any) -> list[str]:
-    """SHA-256 of every piece, on all cores."""
-    with memoryview(content) as whole, whole.cast("B") as view:
-        pieces = [view[start:start + PIECE] for start in range(0, len(view), PIECE)]
-        try:
-            return hashes(pieces)
-        finally:
-            for piece in pieces:
-                piece.release()
+def digest_of(piece: Any) -> str:
+    """BLAKE2b of 256 bits: nobody can make a second content, and it takes less than SHA-256."""
+    return hashlib.blake2b(piece, digest_size=32).hexdigest()
+
+
+def _pieces(content: Any) -> list[Any]:
+    view = memoryview(content).cast("B")
+    return [view[start:start + PIECE] for start in range(0, len(view), PIECE)]
 
 
 def hashes(pieces: Sequence[Any]) -> list[str]:
-    """SHA-256 of some memories, on all cores: hashlib does not hold Python's lock."""
+    """Digests of some memories, on all cores: hashlib does not hold Python's lock."""
     if sum(map(len, pieces)) < PIECE:
-        return [hashlib.sha256(piece).hexdigest() for piece in pieces]
+        return list(map(digest_of, pieces))
     with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(lambda piece: hashlib.sha256(piece).hexdigest(), pieces))
+        return list(pool.map(digest_of, pieces))
 
 
 def stated(path: Path) -> Stated:
     """What a manifest is to say of a file."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        found = [hashlib.sha256(piece).hexdigest() for piece in iter(lambda: file.read(PIECE), b"")]
+        found = [digest_of(piece) for piece in iter(lambda: file.read(PIECE), b"")]
     return Stated(size, tuple(found))
 
 

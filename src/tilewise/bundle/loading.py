@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..kernels.cpu.emit import jit
 from ..model.optimize import optimize
 from ..planner.wisdom import Decided
 from ..runtime.weights import bring
-from .files import PARAMETERS, ROW, Folder, Refused, bytes_of, hashes
+from .files import PARAMETERS, ROW, Folder, Hashed, Refused, bytes_of, hashes
 from .forms import named_tensors, restored
 from .manifest import Manifest, read, versions
 from .tensors import Mapped, name_of
@@ -51,20 +51,20 @@ def load(directory: str | PathLike[str], model: nn.Module | Callable[[], nn.Modu
     >>> from tilewise.models import lenet_b
     >>> fast = load("/srv/bundle", lenet_b)  # doctest: +SKIP
     """
-    made = model if isinstance(model, nn.Module) else without_values(model)
-    check_module(made)
-    is_filled = made is model
+    made = model if isinstance(model, nn.Module) else None
+    if made is not None:
+        check_module(made)
     try:
         with closing(Folder(Path(directory))) as folder:
             manifest = read(folder, digest)
-            if not is_filled:
-                _fill(made, manifest, folder)
-                is_filled = True
+            hashed = _mapped(manifest, folder, made is None)
+            if made is None:
+                made = _filled(model, manifest, hashed[PARAMETERS])
             else:
                 _check_weights(made, manifest)
-            _use(made, manifest, folder)
+            _use(made, manifest, folder, hashed)
     except Refused as reason:
-        if not is_filled:
+        if made is None:
             raise TilewiseError(f"bundle {directory} cannot be used: {reason}. A model that a "
                                 "function makes has no weights without it") from None
         warnings.warn(f"bundle {directory} is not used: {reason}. The model is planned, compiled "
@@ -72,7 +72,18 @@ def load(directory: str | PathLike[str], model: nn.Module | Callable[[], nn.Modu
     return optimize(made, max_error=max_error)
 
 
-def _use(model: nn.Module, manifest: Manifest, folder: Folder) -> None:
+def _mapped(manifest: Manifest, folder: Folder, has_no_weights: bool) -> dict[str, Hashed]:
+    """Large files, of which the digests are made while other things are done."""
+    prepared = ROW["prepared"].format(Target.host().isa)
+    found = {}
+    if has_no_weights:
+        found[PARAMETERS] = folder.mapped(PARAMETERS, manifest.file(PARAMETERS), writable=True)
+    with suppress(Refused):  # it is said later, when the weights are there
+        found[prepared] = folder.mapped(prepared, manifest.file(prepared))
+    return found
+
+
+def _use(model: nn.Module, manifest: Manifest, folder: Folder, hashed: dict[str, Hashed]) -> None:
     """All or nothing: what is verified last is refused before anything is used."""
     _check_versions(manifest)
     row = Target.host().isa
@@ -85,8 +96,9 @@ def _use(model: nn.Module, manifest: Manifest, folder: Folder) -> None:
     text = folder.verified(place["plans"], manifest.file(place["plans"])).decode()
     plans = Decided(dict(ENGINE.planner.decided.versions))
     plans.read(text, folder.path / place["plans"])
-    memory = Mapped(folder.mapped(place["prepared"], manifest.file(place["prepared"])))
-    forms = restored(facts["forms"], model, memory)
+    prepared = hashed.get(place["prepared"]) or folder.mapped(
+        place["prepared"], manifest.file(place["prepared"]))
+    forms = restored(facts["forms"], model, Mapped(prepared.verified()))
     jit.BROUGHT.update(objects)
     for form in forms:
         bring(*form)
@@ -133,10 +145,12 @@ def without_values(make: Callable[[], nn.Module]) -> nn.Module:
         return make().eval()
 
 
-def _fill(model: nn.Module, manifest: Manifest, folder: Folder) -> None:
-    """All tensors become those of the bundle; what was one tensor stays one."""
+def _filled(make: Callable[[], nn.Module], manifest: Manifest, hashed: Hashed) -> nn.Module:
+    """A model whose tensors are those of the bundle; what was one tensor stays one."""
+    model = without_values(make)
+    check_module(model)
     _check_forms(model, manifest)
-    memory = Mapped(folder.mapped(PARAMETERS, manifest.file(PARAMETERS), writable=True))
+    memory = Mapped(hashed.verified())
     made: dict[int, Tensor] = {}
     for name, old in named_tensors(model).items():
         if id(old) not in made:
@@ -146,6 +160,7 @@ def _fill(model: nn.Module, manifest: Manifest, folder: Folder) -> None:
     for module in model.modules():
         for table in (module._parameters, module._buffers):
             table.update({key: made[id(old)] for key, old in table.items() if old is not None})
+    return model
 
 
 def _check_weights(model: nn.Module, manifest: Manifest) -> None:
@@ -154,7 +169,7 @@ def _check_weights(model: nn.Module, manifest: Manifest) -> None:
     own, stored = named_tensors(model), manifest.parameters
     plain = [tensor.detach().contiguous() for tensor in own.values()]
     found = hashes([bytes_of(tensor) for tensor in plain])
-    other = [name for name, digest in zip(own, found) if digest != stored[name]["sha256"]]
+    other = [name for name, digest in zip(own, found) if digest != stored[name]["digest"]]
     if other:
         raise Refused(f"it was made of other weights: {len(other)} of {len(own)} tensors differ, "
                       f"such as {other[0]}")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..core.isa import ISA
-from ..kernels.cpu.emit.jit import LLVM_VERSION, ORIGIN
+from ..kernels.cpu.emit.jit import LLVMLITE, ORIGIN
 from ..planner.classes import VERSION as CLASSES
 from .files import MANIFEST, MOST, PARAMETERS, PIECE, ROW, Folder, Refused, Stated
 
@@ -22,7 +22,7 @@ FORMAT = 1
 
 def versions() -> dict[str, str]:
     """Of all that a bundle depends on; `sources` is a digest of the code that it comes from."""
-    found = {"torch": torch.__version__, "llvm": LLVM_VERSION, "classes": CLASSES,
+    found = {"torch": torch.__version__, "llvmlite": LLVMLITE, "classes": CLASSES,
              "sources": _sources()}
     try:
         return {**found, "tilewise": version("tilewise")}
@@ -50,7 +50,7 @@ class Manifest:
     rows: dict[str, Any]
 
     def to_json(self) -> str:
-        files = {name: {"bytes": file.bytes, "sha256": list(file.sha256)}
+        files = {name: {"bytes": file.bytes, "digests": list(file.digests)}
                  for name, file in sorted(self.files.items())}
         body = {"versions": self.versions, "piece": PIECE, "files": files,
                 "state": state_digest(self.parameters), "parameters": self.parameters,
@@ -72,7 +72,7 @@ def sealed(body: Any) -> str:
 
 def state_digest(parameters: dict[str, Any]) -> str:
     """One digest of all tensors: names, shapes, types and values."""
-    lines = [f"{name} {data['dtype']} {data['shape']} {data['sha256']}\n"
+    lines = [f"{name} {data['dtype']} {data['shape']} {data['digest']}\n"
              for name, data in sorted(parameters.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -95,7 +95,7 @@ def read(folder: Folder, digest: str | None) -> Manifest:
         data = whole["body"]
         if whole["sha256"] != sealed(data) or data["piece"] != PIECE:
             raise Refused(f"{MANIFEST} is not as it was written: it was changed or damaged")
-        files = {name: Stated(_size(file["bytes"]), tuple(map(str, file["sha256"])))
+        files = {name: Stated(_size(file["bytes"]), tuple(map(str, file["digests"])))
                  for name, file in data["files"].items()}
         manifest = Manifest(dict(data["versions"]), files, dict(data["parameters"]),
                             dict(data["rows"]))

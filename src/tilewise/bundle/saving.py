@@ -134,7 +134,7 @@ def _parameters(model: nn.Module, path: Path) -> dict[str, Any]:
         file = Writer(raw)
         for tensor, digest in zip(own.values(), digests):
             if id(tensor) not in known:
-                known[id(tensor)] = {**written(tensor.detach(), file), "sha256": digest}
+                known[id(tensor)] = {**written(tensor.detach(), file), "digest": digest}
     return {name: known[id(tensor)] for name, tensor in own.items()}
 
 

@@ -6,7 +6,6 @@ the median and the spread tell.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
@@ -59,6 +58,8 @@ def _sample(run: Callable[[], object], count: int) -> float:
 
 
 def _summary(seen: list[float]) -> Timing:
+    import statistics  # brings half a dozen modules; most processes measure nothing
+
     median = statistics.median(seen)
     if len(seen) < 4:
         return Timing(min(seen), median, (max(seen) - min(seen)) / median, tuple(seen))

@@ -45,6 +45,8 @@ class Planner:
         self.wisdom = Wisdom() if wisdom is None else wisdom
         # decided elsewhere: comes before all that is known here, and is never saved
         self.decided = Decided(dict(self.wisdom.versions))
+        # of the machine: comes after the user's own, and is never saved either
+        self.system = Wisdom(dict(self.wisdom.versions))
         self._choices: Lru[Code] = Lru(limit=4096)  # by class of problems
         self._layers: Lru[Layer] = Lru(limit=2048)
 
@@ -198,9 +200,10 @@ class Planner:
     def _remembered(self, p: Problem, t: Target, max_error: float | None,
                     bits: int) -> Plan | None:
         """What was decided, else what wisdom says, if its algorithm still stands by it."""
-        if not self.decided.entries and not self.wisdom.entries:
+        if not (self.decided.entries or self.wisdom.entries or self.system.entries):
             return None
-        entry = self.decided.find(p, t) or self.wisdom.find(p, t, max_error, bits)
+        entry = (self.decided.find(p, t) or self.wisdom.find(p, t, max_error, bits)
+                 or self.system.find(p, t, max_error, bits))
         algorithm = next((a for a in self.algorithms if entry and a.name == entry.algorithm), None)
         if entry is None or algorithm is None or algorithm.version != entry.version:
             return None

@@ -122,10 +122,10 @@ class Wisdom:
         entries = {name: entry.to_json() for name, entry in sorted(self.entries.items())}
         return json.dumps({"format": FORMAT, "entries": entries}, indent=1) + "\n"
 
-    def load(self, path: Path) -> int:
+    def load(self, path: Path, or_roots: bool = False) -> int:
         """Merge a file; returns how many entries it had. Never raises for what is in it."""
         try:
-            text = read_private(path).decode()
+            text = read_private(path, or_roots).decode()
         except FileNotFoundError:
             return 0
         except NotPrivate as problem:
@@ -156,6 +156,11 @@ class Decided(Wisdom):
 def default_path() -> Path:
     """The user's own wisdom."""
     return cache_directory() / "wisdom.json"
+
+
+def system_path() -> Path:
+    """Wisdom of a machine or a container image, for all users; it is only read."""
+    return Path("/etc/tilewise/wisdom.json")
 
 
 def _int(digits: str) -> int | None:

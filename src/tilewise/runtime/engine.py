@@ -19,10 +19,10 @@ from ..core.schedule import Schedule
 from ..core.target import Target
 from ..kernels import precision
 from ..kernels.activations import joined
-from ..kernels.cpu.emit.jit import LLVM_VERSION
+from ..kernels.cpu.emit.jit import LLVMLITE
 from ..planner.classes import VERSION as CLASSES
 from ..planner.planner import Planner
-from ..planner.wisdom import Wisdom, default_path
+from ..planner.wisdom import Wisdom, default_path, system_path
 from .executable import Executable
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16,
@@ -39,7 +39,7 @@ class Engine:
     """Plans problems with the given algorithms and keeps what was built."""
 
     def __init__(self, algorithms: Sequence[Algorithm], limit: int = 1024) -> None:
-        versions = {"torch": torch.__version__, "llvm": LLVM_VERSION, "classes": CLASSES}
+        versions = {"torch": torch.__version__, "llvmlite": LLVMLITE, "classes": CLASSES}
         self.planner = Planner(algorithms, start=self.start, wisdom=Wisdom(versions))
         self.executables: Lru[Any] = Lru(limit)  # by whatever key a caller has at hand
         self.observers: list[Callable[[Plan], None]] = []  # told of every plan that is run
@@ -49,6 +49,7 @@ class Engine:
              max_error: float | None = None) -> Plan:
         """The best plan within the error that the caller, or torch's setting, admits."""
         if not self._read_wisdom:
+            self.planner.system.load(system_path(), or_roots=True)
             self.load_wisdom(default_path())
         return self.planner.plan(p, t, effort, algorithm, max_error=self.admitted(max_error, p, t),
                                  bits=self.bits(max_error, p, t))

@@ -6,7 +6,9 @@ killed goes on with the files that are missing, and every row is there once.
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
+from ..bundle.files import MANIFEST, bytes_of, hashes
+from ..bundle.forms import named_tensors
+from ..bundle.loading import without_values
+from ..bundle.tensors import name_of
 from ..core.cores import cores
 from ..core.errors import NotInstalled, TilewiseError
 from ..core.files import write_atomically
@@ -90,6 +96,7 @@ def infer(make: Callable[[], nn.Module], source: str | PathLike[str],
     """Run a model over all images of a folder or of Parquet files; the results are Parquet files.
 
     A run that was stopped goes on where it was, if it is called again with the same arguments.
+    Another model, other weights or other images are refused.
 
     Args:
         make: A function that makes the model. Weights must be the same in every call of it.
@@ -117,7 +124,7 @@ def infer(make: Callable[[], nn.Module], source: str | PathLike[str],
     job = Job(make, str(source), str(place), form or Form(), column, batch,
               None if bundle is None else str(bundle), digest, threads or suggested(workers))
     known = parts(Path(source), rows)
-    _check_plan(place, _plan(known, rows, batch, column, job.form, job.bundle))
+    _check_identity(place, _identity(job, known, rows))
     waiting = [part for part in known if not _file(place, part.number).exists()]
     use_ray = ray if ray is not None else workers > 1 and find_spec("ray") is not None
     told = (_by_ray(job, waiting, rows, workers) if use_ray else _here(job, waiting)
@@ -147,8 +154,8 @@ def _by_ray(job: Job, waiting: list[Part], rows: int,
         raise NotInstalled("several workers need Ray: pip install 'tilewise[scale]'") from error
     numbers = [{"number": part.number, "rows": rows} for part in waiting]
     data = ray.data.from_items(numbers, override_num_blocks=len(numbers)).map_batches(
-        Worker, batch_size=1, concurrency=workers, num_cpus=job.threads,
-        fn_constructor_args=[job], max_restarts=-1, max_task_retries=-1)
+        Worker, batch_size=1, num_cpus=job.threads, fn_constructor_args=[job],
+        compute=ray.data.ActorPoolStrategy(size=workers))  # actors restart, tasks are retried
     for row in data.iter_rows():
         yield int(row["count"]), _apart(row["failed"])
 
@@ -177,26 +184,31 @@ def _write(place: Path, number: int, rows: list[dict[str, Any]]) -> None:
     write_atomically(_file(place, number), content.getbuffer(), durable=True)
 
 
-def _plan(known: list[Part], rows: int, batch: int, column: str, form: Form,
-          bundle: str | None) -> str:
-    """What parts depend on: a job can only go on with the same."""
-    import hashlib
+def _identity(job: Job, known: list[Part], rows: int) -> dict[str, str]:
+    """What results depend on: a job can only go on with the same."""
+    bundle = (Path(job.bundle) / MANIFEST).read_bytes() if job.bundle else b""
+    model = without_values(job.make) if job.bundle else job.make()
+    tensors = {} if job.bundle else named_tensors(model)
+    plain = [tensor.detach().cpu().contiguous() for tensor in tensors.values()]
+    weights = list(zip(tensors, map(name_of, plain), hashes([bytes_of(one) for one in plain])))
+    found = {"images": known, "batch": job.batch, "rows": rows, "column": job.column,
+             "form": job.form, "bundle": bundle, "model": str(model), "weights": weights}
+    return {name: hashlib.sha256(repr(value).encode()).hexdigest()
+            for name, value in found.items()}
 
-    manifest = (Path(bundle) / "manifest.json").read_bytes() if bundle else b""
-    text = repr((known, rows, batch, column, form, hashlib.sha256(manifest).hexdigest()))
-    return hashlib.sha256(text.encode()).hexdigest()
 
-
-def _check_plan(place: Path, plan: str) -> None:
-    path = place / "job.sha256"
+def _check_identity(place: Path, own: dict[str, str]) -> None:
+    path = place / "job.json"
     if path.exists():
-        if path.read_text() != plan:
-            raise TilewiseError(f"{place} has the results of another job (other images, batch, "
-                                "rows, column, form or bundle): name another directory")
+        begun = json.loads(path.read_text())
+        other = [name for name, digest in own.items() if begun.get(name) != digest]
+        if other:
+            raise TilewiseError(f"{place} has the results of another job (other "
+                                f"{', '.join(other)}): name another directory")
         return
     if place.exists() and any(place.iterdir()):
         raise TilewiseError(f"{place} is not empty: name another directory")
-    write_atomically(path, plan.encode())
+    write_atomically(path, json.dumps(own, indent=1).encode())
 
 
 def _joined(failed: list[tuple[str, str]]) -> str:

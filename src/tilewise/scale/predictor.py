@@ -55,7 +55,7 @@ class Predictor:
         if self._column not in rows:
             raise TilewiseError(f"a batch has the columns {', '.join(rows)}, needs "
                                 f"{self._column!r}")
-        images = np.ascontiguousarray(np.stack(list(rows[self._column])), np.float32)
+        images = _whole(rows[self._column])
         rest = {name: values for name, values in rows.items() if name != self._column}
         return {**rest, self._result: self.results(images)}
 
@@ -66,12 +66,20 @@ class Predictor:
         for start in range(0, len(images), self._batch):
             part = images[start:start + self._batch]
             lacking = self._batch - len(part)
-            whole = np.concatenate([part, np.repeat(part[-1:], lacking, 0)]) if lacking else part
-            x = torch.from_numpy(whole)
+            if lacking or not part.flags.writeable:  # torch warns of memory that is Ray's
+                part = np.concatenate([part, np.repeat(part[-1:], lacking, 0)])
+            x = torch.from_numpy(part)
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
-            found.append(self._model(x)[:len(part)].contiguous().numpy())
+            found.append(self._model(x)[:self._batch - lacking].contiguous().numpy())
         return np.concatenate(found)
+
+
+def _whole(images: Any) -> np.ndarray[Any, Any]:
+    """One array of what may be a column of arrays."""
+    if not isinstance(images, np.ndarray) or images.dtype.hasobject:
+        images = np.stack(list(images))
+    return np.ascontiguousarray(images, np.float32)
 
 
 def _given_by_ray() -> int | None:

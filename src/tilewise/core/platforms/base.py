@@ -65,10 +65,12 @@ class Platform:
         """For a user without a home."""
         return Path(tempfile.gettempdir()) / f"tilewise-{os.getuid()}"
 
-    def is_ours(self, status: os.stat_result) -> bool:
-        """Whether a file is the user's and no other's."""
+    def is_ours(self, status: os.stat_result, or_roots: bool = False) -> bool:
+        """Whether a file is the user's and no other's; or the administrator's, where that will
+        do."""
         others = stat.S_IWGRP | stat.S_IWOTH
-        return status.st_uid == os.getuid() and not status.st_mode & others
+        owners = (os.getuid(), 0) if or_roots else (os.getuid(),)
+        return status.st_uid in owners and not status.st_mode & others
 
     def lock(self, descriptor: int, wait: bool) -> None:
         """Until the descriptor is closed; BlockingIOError if another has it and `wait` is not."""

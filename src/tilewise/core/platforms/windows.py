@@ -56,7 +56,7 @@ class Windows(Platform):
     def no_home(self) -> Path:
         return Path(tempfile.gettempdir()) / "tilewise"  # a directory of the user's
 
-    def is_ours(self, status: os.stat_result) -> bool:
+    def is_ours(self, status: os.stat_result, or_roots: bool = False) -> bool:
         """Modes say nothing there: the user's own directory is what keeps others out."""
         return True
 

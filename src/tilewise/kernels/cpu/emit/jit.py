@@ -2,17 +2,15 @@
 
 An object is keyed by what it is made from (the generator's sources, its arguments, the
 instruction set, the LLVM version), so a known kernel is loaded without even writing its IR.
-LLVM is called apart from the main thread: llvmlite's wrappers do not survive an interrupt.
+LLVM is loaded when something is to be compiled. It is called apart from the main thread:
+llvmlite's wrappers do not survive an interrupt.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import itertools
-import sys
 import warnings
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -20,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite
-import llvmlite.binding as llvm
-from llvmlite.binding.ffi import ObjectRef
-from llvmlite.binding.newpassmanagers import NewPassManager
 
 from ....core.apart import apart
 from ....core.errors import TilewiseError
@@ -32,12 +27,10 @@ from ....core.locks import fork_safe_lock
 from ....core.platforms import HERE
 from .function import Module
 from .patience import PATIENCE
+from .placed import placed
 
-LIBRARIES = 16  # of one linker: LLVM keeps 9 KB of a library that was freed until its linker goes
 _lock = fork_safe_lock()  # LLVM's contexts are shared by all threads
-_dead: deque[int] = deque()  # trackers of code that is to be freed
-_serial = itertools.count()
-LLVM_VERSION = ".".join(map(str, llvm.llvm_version_info))
+LLVMLITE = llvmlite.__version__  # each is for one LLVM, which is not loaded to ask it
 compiled = 0  # kernels compiled (not loaded) for this process; tests read it
 BROUGHT: dict[str, bytes] = {}  # verified objects of bundles, by their digest
 NOTED: dict[str, bytes] | None = None  # where a bundle is made: all objects of this process
@@ -45,7 +38,7 @@ NOTED: dict[str, bytes] | None = None  # where a bundle is made: all objects of 
 
 def origin() -> str:
     """What code depends on besides its arguments: the generators, LLVM and the system's calls."""
-    digest = hashlib.sha256(f"{llvmlite.__version__}|{LLVM_VERSION}|{HERE.name}".encode())
+    digest = hashlib.sha256(f"{LLVMLITE}|{HERE.name}".encode())
     package = Path(__file__).parents[3]
     for room in ("core", "kernels"):
         for source in sorted((package / room).rglob("*.py")):
@@ -59,22 +52,20 @@ ORIGIN = origin()  # as this process was started with
 class Code:
     """Loaded machine code; the memory is freed with the object."""
 
-    def __init__(self, tracker: llvm.ResourceTracker, names: tuple[str, ...]) -> None:
-        self._addresses = {name: tracker[name] for name in names}
-        self._tracker = _address(tracker)
-        tracker.detach()  # from now on it has one owner
+    def __init__(self, image: bytes, names: tuple[str, ...]) -> None:
+        self._home = placed(image, names) or _linked_by_llvm(image, names)
 
     def function(self, name: str, *types: type,
                  kind: Any = ctypes.CFUNCTYPE) -> Callable[..., None]:
-        call = kind(None, *types)(self._addresses[name])
+        call = kind(None, *types)(self._home.addresses[name])
         call.code = self  # type: ignore[attr-defined]  # keeps the memory alive
         return call
 
-    def __del__(self, dead: Any = _dead, lock: Any = _lock) -> None:
-        dead.append(self._tracker)
-        if not lock.locked() and not sys.is_finalizing():  # else the next to load frees it
-            with lock:
-                _bury()
+
+def _linked_by_llvm(image: bytes, names: tuple[str, ...]) -> Any:
+    from .compiler import Linked
+
+    return Linked(image, names, _lock)
 
 
 def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str,
@@ -89,7 +80,6 @@ def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str,
         PATIENCE.begins()
         image = None if digest in BROUGHT else ahead()
         with _lock:
-            _bury()
             if digest in BROUGHT:
                 with suppress(RuntimeError):
                     return _linked(BROUGHT[digest], digest, names)
@@ -134,95 +124,24 @@ def _kept(image: bytes, path: Path, digest: str, names: tuple[str, ...]) -> Code
 
 
 def _linked(image: bytes, digest: str, names: tuple[str, ...]) -> Code:
-    code = Code(_link(image, names), names)
+    code = Code(image, names)
     if NOTED is not None:
         NOTED[digest] = image
     return code
 
 
-def _bury() -> None:
-    """Free dead code, each by one call in C: an interrupt comes before it or after it."""
-    while _dead:
-        _dispose()(_dead.popleft(), ctypes.byref(ctypes.c_void_p()))
-
-
-@lru_cache(maxsize=1)
-def _dispose() -> Any:
-    """llvmlite's own function without the Python around it."""
-    free = ctypes.CDLL(llvm.ffi.lib._name).LLVMPY_LLJIT_Dylib_Tracker_Dispose
-    free.argtypes, free.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_bool
-    return free
-
-
-def _address(tracker: llvm.ResourceTracker) -> int:
-    return ctypes.cast(tracker._ptr, ctypes.c_void_p).value or 0
-
-
 def compile_object(module: Module, triple: str = "") -> bytes:
     """Machine code of a module as an object file; for this machine, or one that LLVM names so."""
-    machine, optimised = _optimise(module, triple)
-    return bytes(machine.emit_object(optimised))
+    from . import compiler
+
+    return compiler.compile_object(module, triple)
 
 
 def assembly(module: Module, triple: str = "") -> str:
     """Machine code of a module as text, for tests and for people."""
-    machine, optimised = _optimise(module, triple)
-    return str(machine.emit_assembly(optimised))
+    from . import compiler
 
-
-def _optimise(module: Module, triple: str) -> tuple[llvm.TargetMachine, llvm.ModuleRef]:
-    """Three passes: loops are written as they are to be, and code generation does the rest.
-
-    LLVM's standard pipeline takes much longer and finds the same inner loops.
-    """
-    _initialise()
-    module.ir.triple = triple or llvm.get_process_triple() + HERE.objects
-    parsed = llvm.parse_assembly(str(module.ir))
-    parsed.verify()
-    machine = _machine(module.isa, module.ir.triple)
-    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
-    manager = llvm.create_new_module_pass_manager()
-    manager.add_loop_rotate_pass()
-    manager.add_instruction_combine_pass()
-    manager.add_simplify_cfg_pass()
-    manager.run(parsed, passes)
-    _free(manager)
-    return machine, parsed
-
-
-def _free(manager: llvm.ModulePassManager) -> None:
-    """Where llvmlite does not: the no-op of one parent class hides the other's _dispose."""
-    if type(manager)._dispose is ObjectRef._dispose:
-        NewPassManager._dispose(manager)
-        manager.detach()
-
-
-@lru_cache(maxsize=1)
-def _initialise() -> None:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-
-
-@lru_cache(maxsize=8)
-def _machine(isa: Isa, triple: str) -> llvm.TargetMachine:
-    target = llvm.Target.from_triple(triple)
-    return target.create_target_machine(cpu=isa.cpu, features=isa.features, opt=3, jit=True,
-                                        reloc="pic")
-
-
-@lru_cache(maxsize=1)
-def _linker(generation: int) -> llvm.LLJIT:
-    """It lives until the next generation has begun and the last code of its own is freed."""
-    _initialise()
-    return llvm.create_lljit_compiler()
-
-
-def _link(image: bytes, names: tuple[str, ...]) -> llvm.ResourceTracker:
-    library = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
-    for name in names:
-        library.export_symbol(name)
-    number = next(_serial)
-    return library.link(_linker(number // LIBRARIES), f"tilewise{number}")
+    return compiler.assembly(module, triple)
 
 
 @lru_cache(maxsize=8)
