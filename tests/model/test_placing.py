@@ -171,10 +171,27 @@ class Pyramid(nn.Module):
         return self.last(torch.cat((a, b, c), 1)), self.down(a), self.low(c)
 
 
-NETS = {"halves": Halves, "crossed": Crossed, "pyramid": Pyramid, "turned": Turned, "given": Given,
-        "dense": Dense, "grown": Grown, "branches": Branches, "mixed": Mixed, "written": Written}
-COPIES = {"halves": 0, "crossed": 3, "pyramid": 1, "turned": 2, "given": 1, "dense": 0, "grown": 0,
-          "branches": 0, "mixed": 2, "written": 2}
+class Upward(nn.Module):
+    """As in a U-Net; contiguous() on the way says nothing about how images lie."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = conv(3, 16), conv(16, 192), conv(113, 8)
+        self.up, self.norm = nn.ConvTranspose2d(192, 97, 2, 2), nn.BatchNorm2d(97)
+
+    def forward(self, x):
+        skip = self.a(x)
+        up = self.norm(self.up(self.b(F.max_pool2d(skip, 2))))
+        whole = torch.cat((up.contiguous(), skip), 1)
+        assert whole.dim() == 4
+        return self.c(whole)
+
+
+NETS = {"upward": Upward, "halves": Halves, "crossed": Crossed, "pyramid": Pyramid,
+        "turned": Turned, "given": Given, "dense": Dense, "grown": Grown, "branches": Branches,
+        "mixed": Mixed, "written": Written}
+COPIES = {"upward": 0, "halves": 0, "crossed": 3, "pyramid": 1, "turned": 2, "given": 1, "dense": 0,
+          "grown": 0, "branches": 0, "mixed": 2, "written": 2}
 
 
 def made(name):
@@ -283,13 +300,22 @@ def test_a_module_that_is_not_known_runs_once_a_call():
     assert odd.calls == 4
 
 
-def a_channel_early(graph, step_of, forms, right=placing.slots):
+def a_channel_early(*args, right=placing.slots):
     return {node: slot._replace(first=max(0, slot.first - 1))
-            for node, slot in right(graph, step_of, forms).items()}
+            for node, slot in right(*args).items()}
+
+
+def the_first_slice_is_all(cat, forms, right=placing._covered):
+    yield from right(cat, forms)
+    first = 0
+    for part in placing._parts(cat):
+        yield placing._whole(part), first
+        first += forms[part].shape[1]
 
 
 FAULTS = {
     "channel": (programs, "slots", a_channel_early),
+    "slices": (placing, "_covered", the_first_slice_is_all),
     "copies": (placing, "_joined", lambda out, parts: out),
     "readers": (placing, "_is_read", lambda node, step_of: True),
     "writers": (placing.Effects, "written", lambda self, node: []),

@@ -22,6 +22,14 @@ WORD = 8
 Choice = tuple[Algorithm, Schedule]
 
 
+class Parts(Space):
+    """All choices for the phases, of which one is listed: each algorithm has a space of its own."""
+
+    def __contains__(self, schedule: Schedule) -> bool:
+        return set(schedule) == {"parts"} and isinstance(schedule["parts"], str) and (
+            self.admits(schedule))
+
+
 class CpuPhases(Algorithm):
     """Runs the phases one after the other, each by the best of some algorithms.
 
@@ -66,10 +74,16 @@ class CpuPhases(Algorithm):
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            return all(s_ in a.space(phase.problem, t)
-                       for phase, (a, s_) in zip(phases(p), self._choices(s), strict=True))
+            try:
+                choices = self._choices(s)
+            except (ValueError, TypeError, KeyError):  # a file may say anything
+                return False
+            parts = phases(p)
+            return len(choices) == len(parts) and all(
+                a in self._able(phase, t) and s_ in a.space(phase.problem, t)
+                for phase, (a, s_) in zip(parts, choices))
 
-        return Space(legal, parts=(self.default(p, t).parts,))
+        return Parts(legal, parts=(self.default(p, t).parts,))
 
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(self, p, t)
