@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +348,18 @@ def test_what_is_checked_is_what_is_used(bundle: Path) -> None:
     with pytest.raises(files.Refused, match=r"bytes, needs|more than|another checksum"):
         folder.verified(name, stated)
     folder.close()
+
+
+def test_where_no_thread_can_be_started_files_are_hashed_later(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    content = b"some bytes"
+    stated = files.Stated(len(content), (files.digest_of(content),))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with ThreadPoolExecutor(2) as pool:
+        hashed = files.Hashed("a file", content, stated, pool)
+        assert hashed.verified() is hashed.verified() is content
+        with pytest.raises(files.Refused, match="another checksum"):
+            files.Hashed("a file", b"other bytes", stated, pool).verified()

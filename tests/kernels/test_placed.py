@@ -88,12 +88,27 @@ def test_what_is_cut_is_left_to_llvm(image: bytes) -> None:
 
 def test_damaged_tables_do_not_reach_outside(image: bytes) -> None:
     """Any byte of the tables: refused, or laid out inside of its own memory."""
-    for at in range(0, len(image), 13):
+    for at in (*range(64), *range(64, len(image), 13)):  # the header byte by byte
         for value in (0, 0x7F, 0xFF):
             damaged = bytearray(image)
             damaged[at] = value
+            placed(bytes(damaged), ("again",))  # raises nothing
             try:
                 content, symbols = laid_out(bytes(damaged))
-            except (Strange, ValueError, IndexError, struct.error):
+            except (Strange, ValueError, IndexError, struct.error, OverflowError):
                 continue
             assert all(0 <= place < len(content) for place in symbols.values())
+
+
+def test_relocations_of_another_kind_are_left_to_llvm(image: bytes) -> None:
+    """Code that is not relocated would jump anywhere."""
+    start = struct.unpack_from("<Q", image, 40)[0]
+    count = struct.unpack_from("<H", image, 60)[0]
+    places = [start + 64 * i + 4 for i in range(count)]
+    assert any(struct.unpack_from("<I", image, at)[0] == 4 for at in places)
+    for kind in (9, 0x40000014):  # SHT_REL, and the one that LLVM has since version 19
+        changed = bytearray(image)
+        for at in places:
+            if struct.unpack_from("<I", image, at)[0] == 4:
+                struct.pack_into("<I", changed, at, kind)
+        assert placed(bytes(changed), ("again",)) is None

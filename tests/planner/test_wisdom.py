@@ -322,6 +322,14 @@ def test_a_system_file_comes_after_the_users_own(tmp_path, monkeypatch):
     write(system, "cpu_direct")
     before = system.read_bytes()
     assert (planned().algorithm, planned().source) == ("cpu_direct", "wisdom")
+    asked = engine.Engine(ENGINE.planner.algorithms)
+    asked.load_wisdom(tmp_path / "none.json")  # a file of the caller's does not replace it
+    assert asked.plan(PROBLEM, TARGET, "wisdom_only").source == "wisdom"
+    asked.forget()
+    assert asked.plan(PROBLEM, TARGET, "wisdom_only").source != "wisdom"
+    kept = system.rename(tmp_path / "etc" / "mounted.json")
+    system.symlink_to(kept)  # as a container finds it
+    assert planned().source == "wisdom"
     write(own, "cpu_pixels")
     assert (planned().algorithm, planned().source) == ("cpu_pixels", "wisdom")
     assert "cpu_direct" not in own.read_text()  # the system's is not copied into it

@@ -41,15 +41,20 @@ def is_shared(directory: Path) -> bool:
 
 
 def read_private(path: Path, or_roots: bool = False) -> bytes:
-    """A file's content; NotPrivate if others can write it, OSError if it is no file at all."""
+    """A file's content; NotPrivate if others can write it, OSError if it is no file at all.
+
+    Root's files may be links, as those are that a container is given.
+    """
+    path = path.resolve() if or_roots else path
     descriptor = os.open(path, os.O_RDONLY | HERE.open_flags)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if not (HERE.is_ours(status, or_roots) and HERE.is_ours(path.parent.stat(), or_roots)):
-            raise NotPrivate("it, or its directory, can be written by others; needs to be the "
-                             "user's own (chmod go-w)")
+            whose = "root's or the user's own" if or_roots else "the user's own"
+            raise NotPrivate(f"it, or its directory, can be written by others; needs to be {whose} "
+                             "(chmod go-w)")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read()
     finally:

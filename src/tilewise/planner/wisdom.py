@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core.files import NotPrivate, cache_directory, locked, read_private, write_atomically
 from ..core.plan import Plan
+from ..core.platforms import HERE
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -158,9 +159,9 @@ def default_path() -> Path:
     return cache_directory() / "wisdom.json"
 
 
-def system_path() -> Path:
+def system_path() -> Path | None:
     """Wisdom of a machine or a container image, for all users; it is only read."""
-    return Path("/etc/tilewise/wisdom.json")
+    return None if HERE.for_all is None else HERE.for_all / "wisdom.json"
 
 
 def _int(digits: str) -> int | None:

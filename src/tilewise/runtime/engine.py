@@ -43,13 +43,14 @@ class Engine:
         self.planner = Planner(algorithms, start=self.start, wisdom=Wisdom(versions))
         self.executables: Lru[Any] = Lru(limit)  # by whatever key a caller has at hand
         self.observers: list[Callable[[Plan], None]] = []  # told of every plan that is run
-        self._read_wisdom = False
+        self._read_wisdom = self._read_system = False
 
     def plan(self, p: Problem, t: Target, effort: str = "estimate", algorithm: str | None = None,
              max_error: float | None = None) -> Plan:
         """The best plan within the error that the caller, or torch's setting, admits."""
+        if not self._read_system:
+            self._load_system()
         if not self._read_wisdom:
-            self.planner.system.load(system_path(), or_roots=True)
             self.load_wisdom(default_path())
         return self.planner.plan(p, t, effort, algorithm, max_error=self.admitted(max_error, p, t),
                                  bits=self.bits(max_error, p, t))
@@ -70,6 +71,17 @@ class Engine:
             return 0
         table = GPU_BITS if t.device == "cuda" else BITS
         return table[precision.asked()]
+
+    def _load_system(self) -> None:
+        self._read_system, path = True, system_path()
+        if path is not None:
+            self.planner.system.load(path, or_roots=True)
+
+    def forget(self) -> None:
+        """All plans; files stay, and that of the system is not read again."""
+        for known in (self.planner.wisdom, self.planner.system, self.planner.decided):
+            known.forget()
+        self.executables.clear()
 
     def load_wisdom(self, path: Path) -> int:
         """Merge a file of plans; what was planned without it is planned anew."""

@@ -70,6 +70,4 @@ def forget() -> None:
     >>> from tilewise import wisdom
     >>> wisdom.forget()
     """
-    ENGINE.planner.wisdom.forget()
-    ENGINE.planner.decided.forget()
-    ENGINE.executables.clear()
+    ENGINE.forget()

@@ -18,6 +18,7 @@ class Platform:
     is_tested = False  # whether anybody has run it there
     openmp: tuple[str, ...] = ("libtorch_cpu.so",)  # beside torch; may lead to GOMP_parallel
     can_start_openmp = True  # whether there is such a function
+    for_all: Path | None = Path("/etc/tilewise")  # files for all users, which only root can write
     huge_pages_advice = ""  # how to get huge pages
     # a pipe would wait for its writer, a link may point elsewhere the next time
     open_flags = (getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)

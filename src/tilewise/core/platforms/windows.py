@@ -24,6 +24,7 @@ class Windows(Platform):
 
     name = "Windows"
     objects = "-elf"  # objects in COFF need symbols of a C library that no process has
+    for_all = None  # modes say nothing there, see is_ours
     openmp = ()  # torch's libraries there do not have GOMP_parallel
     can_start_openmp = False
     open_flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)

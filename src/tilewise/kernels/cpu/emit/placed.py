@@ -15,7 +15,9 @@ from typing import NamedTuple
 HEADER, SECTION, SYMBOL, RELOCATION = (struct.Struct(f"<{form}") for form in (
     "16sHHIQQQIHHHHHH", "IIQQQQIIQQ", "IBBHQQ", "QQq"))
 OBJECT, X86_64 = 1, 62  # kinds of files and of machines
-PROGRAM, SYMBOLS, RELOCATIONS = 1, 2, 4  # kinds of sections
+PROGRAM, SYMBOLS, NAMES, RELOCATIONS, EMPTY = 1, 2, 3, 4, 8  # kinds of sections
+UNWINDING, SIGNIFICANT = 0x70000001, 0x6FFF4C03  # for debuggers, and for linkers
+KNOWN = (0, PROGRAM, SYMBOLS, NAMES, RELOCATIONS, EMPTY, UNWINDING, SIGNIFICANT)
 WRITABLE, IN_MEMORY = 1, 2
 LARGEST = 64 << 20  # bytes of code
 
@@ -61,7 +63,7 @@ def placed(image: bytes, names: tuple[str, ...]) -> Placed | None:
         return None
     try:
         return Placed(image, names)
-    except (Strange, struct.error, IndexError, ValueError, OSError):
+    except (Strange, struct.error, IndexError, ValueError, OSError, OverflowError):
         return None
 
 
@@ -91,7 +93,10 @@ def _sections(image: bytes) -> list[Section]:
     if mark[:6] != b"\x7fELF\2\1" or (kind, machine, size) != (OBJECT, X86_64, SECTION.size):
         raise Strange("not an object file for x86-64")
     found = [Section(*SECTION.unpack_from(image, start + i * size)) for i in range(count)]
-    if any(section.kind != 8 and section.offset + section.size > len(image) for section in found):
+    if any(section.kind not in KNOWN for section in found):
+        raise Strange("a section of a kind that is not known: it may have relocations")
+    if any(section.kind != EMPTY and section.offset + section.size > len(image)
+           for section in found):
         raise Strange("a section beyond the end")
     return found
 
