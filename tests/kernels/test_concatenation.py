@@ -16,6 +16,7 @@ from tilewise.kernels.cpu.between import concatenation, pointwise
 from tilewise.kernels.cpu.between.concatenation import Parts, make
 from tilewise.kernels.cpu.emit.launch import launch_of
 from tilewise.kernels.cpu.emit.requests import Request
+from tilewise.runtime.concatenation import _share
 
 HOST = Target.host(threads=2)
 ROWS = [name for name, row in ISA.items() if row.lanes <= HOST.lanes
@@ -89,3 +90,15 @@ def outcomes() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_fault_is_noticed(outcomes: dict[str, list[str]], name: str) -> None:
     faults.assert_noticed(outcomes[name])
+
+
+def test_which_slices_share_memory():
+    whole = torch.zeros(2, 10, 4, 4).to(memory_format=torch.channels_last)
+    a = whole[:, 2:5]
+    for first, stop, shares in ((5, 9, False), (5, 10, False), (0, 2, False), (4, 6, True),
+                                (0, 3, True), (2, 5, True), (0, 10, True)):
+        b = whole[:, first:stop]
+        assert _share(a, b) == _share(b, a) == shares, (first, stop)
+    assert not _share(whole[:1, :4, 1:], whole[:1, 4:, :3])
+    assert not _share(whole[:1], whole[1:])
+    assert _share(whole[:, :3], whole.permute(0, 2, 3, 1)[:, :, :, 5:])  # of another pitch

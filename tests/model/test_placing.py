@@ -142,6 +142,18 @@ class Halves(nn.Module):
         return self.last(torch.cat(parts, 1))
 
 
+class Named(nn.Module):
+    """Slices whose whole is given by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.last = conv(3, 32), conv(16, 16), nn.Conv2d(48, 4, 1)
+
+    def forward(self, x):
+        first, second = torch.chunk(input=self.a(x), chunks=2, dim=1)
+        return self.last(torch.cat((first, second, self.b(second)), 1))
+
+
 class Crossed(nn.Module):
     """Slices in another order than they have, or not all of them; one of a part: that is copied."""
 
@@ -186,11 +198,11 @@ class Upward(nn.Module):
         return self.c(whole) * whole.dim()
 
 
-NETS = {"upward": Upward, "halves": Halves, "crossed": Crossed, "pyramid": Pyramid,
+NETS = {"named": Named, "upward": Upward, "halves": Halves, "crossed": Crossed, "pyramid": Pyramid,
         "turned": Turned, "given": Given, "dense": Dense, "grown": Grown, "branches": Branches,
         "mixed": Mixed, "written": Written}
-COPIES = {"upward": 0, "halves": 0, "crossed": 3, "pyramid": 1, "turned": 2, "given": 1, "dense": 0,
-          "grown": 0, "branches": 0, "mixed": 2, "written": 2}
+COPIES = {"named": 1, "upward": 0, "halves": 0, "crossed": 2, "pyramid": 1, "turned": 2, "given": 1,
+          "dense": 0, "grown": 0, "branches": 0, "mixed": 2, "written": 2}
 
 
 def made(name):

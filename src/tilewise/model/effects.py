@@ -62,6 +62,13 @@ def name_of(node: fx.Node) -> str:
 
 # what tells of a tensor nothing but what its form says
 QUERIES = NUMBERS | {"size", "dim", "numel", "is_floating_point", "element_size", "nelement"}
+
+
+def is_query(node: fx.Node) -> bool:
+    """Whether a node asks for nothing but the form of a tensor."""
+    return node.op in ("call_function", "call_method") and name_of(node) in QUERIES
+
+
 SIZES = {"shape", "ndim", "size", "dim", "numel", "nelement"}  # of these, what sizes tell
 
 

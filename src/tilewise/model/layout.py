@@ -13,7 +13,7 @@ from ..conv.again import is_transformed, is_unwatched
 from ..conv.calls import is_channels_last
 from ..runtime.images import pitch_of
 from ..runtime.turning import LAST, laid_out
-from .effects import QUERIES, Effects, depends_on_layout, is_random, name_of, sees_layout
+from .effects import Effects, depends_on_layout, is_query, is_random, name_of, sees_layout
 from .native import function_of
 
 SIGNAL = 3  # the rank of what lies channels-last between convolutions only: torch has no such
@@ -44,11 +44,16 @@ def enter(x: Any, ranks: tuple[int, ...] = tuple(LAST)) -> Any:
         if x.is_contiguous():
             x = x.view_as(x)
             x.register_hook(Tensor.contiguous)  # a gradient lies as what it is of
-    elif pitch_of(tuple(x.shape), x.stride()):  # a slice of channels, which kernels read as it is
+    elif _is_slice(x):  # which kernels read as it is
         return x
     if x.dim() == SIGNAL:
         return _laid_out(x.unsqueeze(2), torch.channels_last).squeeze(2)
     return _laid_out(x, LAST[x.dim()])
+
+
+def _is_slice(x: Tensor) -> bool:
+    """Whether it is of channels, and torch takes it for channels-last too."""
+    return pitch_of(tuple(x.shape), x.stride()) > 0 and is_channels_last(x)
 
 
 def leave(results: tuple[Any, ...], inputs: tuple[Any, ...],
@@ -79,8 +84,7 @@ def _laid_out(x: Tensor, layout: torch.memory_format = torch.contiguous_format) 
 def settled(x: Any) -> Any:
     """What contiguous() gives inside, where no one can tell how images lie."""
     if isinstance(x, Tensor) and x.dim() in LAST and (
-            x.is_contiguous(memory_format=LAST[x.dim()])
-            or pitch_of(tuple(x.shape), x.stride())):
+            x.is_contiguous(memory_format=LAST[x.dim()]) or _is_slice(x)):
         return x
     return x.contiguous()
 
@@ -209,7 +213,7 @@ class Inside:
 
     def ends_in_blocks(self, node: fx.Node) -> bool:
         """Whether all that becomes of a value, as it lies, is read by convolutions of ours."""
-        users = [user for user in node.users if name_of(user) not in QUERIES]
+        users = [user for user in node.users if not is_query(user)]
         return bool(users) and all(
             self.is_block(user) or (self.keeps(user) and self.ends_in_blocks(user))
             for user in users)

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ..runtime.concatenation import concatenated
 from ..runtime.images import channels_last
 from ..runtime.pointwise import empty
-from .effects import QUERIES, Effects, name_of
+from .effects import Effects, is_query, name_of
 from .native import Native
 from .nn import Block, TransposedBlock
 from .operations import Cat
@@ -79,7 +79,7 @@ def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     for user in node.users:
         if _is_view(user):
             yield from _readers(user)
-        elif name_of(user) not in QUERIES:
+        elif not is_query(user):
             yield user, node
 
 
@@ -89,7 +89,7 @@ def _is_view(node: fx.Node) -> bool:
 
 def _whole(node: fx.Node) -> fx.Node:
     """What a value is a slice of; itself where it is none."""
-    while _is_view(node) and isinstance(node.args[0], fx.Node):
+    while _is_view(node) and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 

@@ -76,9 +76,15 @@ def _made(layouts: Layouts, is_new: bool, threads: int) -> Run | None:
 
 
 def _share(a: Tensor, b: Tensor) -> bool:
-    """Whether some memory may be of both."""
+    """Whether some memory may be of both; not of different channels of the same pixels."""
     ahead = b.data_ptr() - a.data_ptr()
-    return -extent(b) < ahead < extent(a)
+    if not -extent(b) < ahead < extent(a):
+        return False
+    pitch = pitch_of(tuple(a.shape), a.stride())
+    if pitch == 0 or pitch != pitch_of(tuple(b.shape), b.stride()) or ahead % 4:
+        return True
+    channel = ahead // 4 % pitch
+    return not a.shape[1] <= channel <= pitch - b.shape[1]
 
 
 _runs = Remembered(_made)
