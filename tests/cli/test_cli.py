@@ -104,9 +104,9 @@ def test_tuning_leaves_wisdom_that_travels(capsys: pytest.CaptureFixture[str]) -
 def test_stale_wisdom_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     answer(capsys, "tune", TINY, "-o", "old.json")
     text = Path("old.json").read_text()
-    Path("old.json").write_text(text.replace('"llvm": "', '"llvm": "0.'))
+    Path("old.json").write_text(text.replace('"llvmlite": "', '"llvmlite": "0.'))
     assert main(["wisdom", "check", "old.json"]) == NO
-    assert "made with llvm 0." in capsys.readouterr().out
+    assert "made with llvmlite 0." in capsys.readouterr().out
 
 
 def test_doctor_finds_this_machine_healthy(capsys: pytest.CaptureFixture[str]) -> None:

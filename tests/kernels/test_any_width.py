@@ -11,6 +11,7 @@ from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Problem, Schedule, Target
 from tilewise.kernels.cpu.conv.direct import Geometry
 from tilewise.kernels.cpu.emit import jit, launch
+from tilewise.kernels.cpu.prepare import direct
 from tilewise.planner.planner import _plan
 from tilewise.runtime.executable import Executable
 
@@ -39,6 +40,7 @@ SIZES = {  # of images, by algorithm and the rest of the problem
 def test_one_kernel_serves_every_size(name: str, line: str, tmp_path: object,
                                       monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWISE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(direct, "is_worth", lambda isa: False)  # code that packs weights
     launch.KERNELS.clear()
     algorithm, before, s = GENERATED[name], jit.compiled, None
     for w in SIZES[name, line]:

@@ -194,6 +194,9 @@ def test_workers_of_a_data_loader(start: str) -> None:
             data.model(torch.zeros(2, 3, 40, 40))  # on all threads, then forked
         loader = DataLoader(data, batch_size=3, num_workers=2, multiprocessing_context=start,
                             timeout=100)
-        assert torch.equal(torch.cat(list(loader)), right)
+        found = torch.cat(list(loader))
+        # a process of its own knows nothing of what this one has measured, and may plan otherwise
+        assert torch.equal(found, right) if start == "fork" else torch.allclose(
+            found, right, rtol=1e-4, atol=1e-6)
     finally:
         torch.set_num_threads(before)
