@@ -35,7 +35,7 @@ from .judged import Mismatch, compare, exact, laid_out, operands, prepare, sprea
 
 PROBLEMS = 500  # of an algorithm
 SHARED = 25  # batch sizes, and then image sizes, that share the code of a weight
-SECONDS = 50.0  # of all; an algorithm gets its share
+SECONDS = 56.0  # of all; an algorithm gets its share
 FLOPS = 1e5  # of an image
 TRIES = 500  # draws until an algorithm takes one; a tenth is taken of the rarest
 MARGIN = 64  # floats beside a result, which nobody may write
