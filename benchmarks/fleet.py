@@ -190,7 +190,7 @@ def main() -> None:
 
         Result("claims", "python " + " ".join(sys.argv), datetime.date.today().isoformat(),
                facts(torch.get_num_threads(), limits=False), vars(args) | {
-                   "output": str(args.output)}, found).save(args.output)
+                   "output": args.output.name}, found).save(args.output)
 
 
 if __name__ == "__main__":

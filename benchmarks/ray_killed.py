@@ -200,7 +200,7 @@ def main() -> int:
 
         Result("claims", "python " + " ".join(sys.argv), datetime.date.today().isoformat(),
                facts(torch.get_num_threads(), limits=False), vars(args) | {
-                   "output": str(args.output)}, found).save(args.output)
+                   "output": args.output.name}, found).save(args.output)
     return int(not found[0]["found"].startswith("0 "))
 
 

@@ -151,7 +151,7 @@ def main() -> int:
 
         Result("claims", "python " + " ".join(sys.argv), datetime.date.today().isoformat(),
                facts(torch.get_num_threads(), limits=False), vars(args) | {
-                   "output": str(args.output)}, found).save(args.output)
+                   "output": args.output.name}, found).save(args.output)
     return int(any(not row["found"].startswith("0 wrong") for row in found))
 
 
