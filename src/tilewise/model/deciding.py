@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 
+from ..conv.options import output_shape
 from .effects import MODULES as FRESH_MODULES
 from .effects import SIZES, Effects, is_number, name_of, torch_module
 from .guards import FIXED, Guards, Passing, Refused
@@ -24,6 +25,10 @@ Form = tuple[torch.Size, ...]
 # whose results have sizes that follow from those of their arguments
 MODULES = (*FRESH_MODULES, nn.Identity, nn.Flatten, nn.PixelShuffle, nn.PixelUnshuffle,
            nn.ZeroPad2d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# whose results have the sizes of their arguments
+ALIKE = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
+         nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.Mish, nn.Softplus, nn.Identity)
 
 
 def forms_of(tensors: Sequence[Tensor]) -> Form:
@@ -136,7 +141,8 @@ class Deciding:
         module = self._called[str(node.target)]
         for part in module.modules():
             self._relies_on(part)
-        return type(module).forward(module, *args, **kwargs)
+        found = None if kwargs else _sized(module, *args)
+        return type(module).forward(module, *args, **kwargs) if found is None else found
 
     def _relies_on(self, module: nn.Module) -> None:
         """The tensors that a module has, and its options: others might make other sizes."""
@@ -149,3 +155,24 @@ class Deciding:
         for name, value in module.__dict__.items():
             if not name.startswith("_") and isinstance(value, (*FIXED, tuple)):
                 self._guards.reads(module.__dict__, name, value)
+
+
+def _sized(module: nn.Module, x: Any = None, *more: Any) -> Tensor | None:
+    """A result of the right size and of no values; None where only a run tells it, or an error."""
+    if more or not isinstance(x, Tensor) or not x.is_floating_point():
+        return None
+    if type(module) in ALIKE:
+        return x
+    if type(module) is nn.BatchNorm2d and x.dim() == 4 and x.shape[1] == module.num_features:
+        return x
+    if type(module) not in CONVOLUTIONS:
+        return None
+    return _convolved(module, x)
+
+
+def _convolved(module: Any, x: Tensor) -> Tensor | None:
+    weight = module.weight
+    fits = (x.dim() == weight.dim() and x.shape[1] == weight.shape[1] * module.groups
+            and x.dtype == weight.dtype and module.padding_mode == "zeros")
+    shape = output_shape(x, weight, module.stride, module.padding, module.dilation) if fits else ()
+    return x.new_empty(shape) if shape and min(shape) > 0 else None

@@ -20,7 +20,9 @@ from .forms import Forms
 from .turning import LAST
 
 DEFAULT_LIMIT = 2 << 30
-FOLDED = 1 << 16  # values in float64 at a time: what malloc was asked for once, it keeps
+# values in float64 at a time: what malloc was asked for once, it keeps; of so few, torch makes no
+# tasks for threads, which a busy machine lets wait
+FOLDED = 1 << 14
 # of a batch norm: mean, variance, scale, shift, eps
 Norm = tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]
 
