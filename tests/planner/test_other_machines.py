@@ -51,8 +51,8 @@ def test_choices_are_sane(name: str, problem: str) -> None:
     algorithm = next(a for a in ALGORITHMS if a.name == plan.algorithm)
     assert plan.algorithm in CHOSEN[problem]
     assert plan.schedule in algorithm.space(plan.inner, t)
-    least = max(p.flops / t.peak / SAVED, p.bytes / t.bandwidth / 8)
-    assert least <= plan.seconds <= SLOW * max(p.flops / t.peak, p.bytes / t.bandwidth) + 50e-6
+    least = max(p.flops / t.peak / SAVED, p.bytes / t.flow / 8)
+    assert least <= plan.seconds <= SLOW * max(p.flops / t.peak, p.bytes / t.flow) + 50e-6
 
 
 @pytest.mark.parametrize("name", [name for name, t in MACHINES.items() if t.units == 4])
@@ -65,7 +65,7 @@ def test_four_units_have_tiles_that_feed_them(name: str) -> None:
         slower = planner.plan(p, t.with_(units=0)).seconds
         assert plan.seconds <= slower, problem
         if "cpu_winograd" in algorithms:  # whose time goes into register tiles
-            assert plan.seconds < 0.9 * slower or p.bytes / t.bandwidth > 0.3 * slower, problem
+            assert plan.seconds < 0.9 * slower or p.bytes / t.flow > 0.3 * slower, problem
             tile = plan.schedule.rows * plan.schedule.vectors
             assert 4 * 4 <= tile < t.registers, plan  # four units, and four cycles until a sum
 

@@ -48,10 +48,10 @@ class Vendor(Algorithm):
         # filters that are large, or far apart, see much padding, which oneDNN leaves out
         compute = p.flops * p.share_inside / (t.peak * _efficiency(p, t))
         # it packs weights anew in every call
-        memory = traffic(t, p.image_bytes + 2 * p.weight_bytes) + p.weight_bytes / t.bandwidth
+        memory = traffic(t, p.image_bytes + 2 * p.weight_bytes) + p.weight_bytes / t.flow
         turned = _turned(p, t) / t.hertz / t.threads
         result = 4 * math.prod(p.result_shape)
-        fresh = CLEARED * result / t.bandwidth if result >= FRESH else 0.0
+        fresh = CLEARED * result / t.flow if result >= FRESH else 0.0
         return 18e-6 + max(compute, memory) + 0.3 * min(compute, memory) + turned + fresh
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
@@ -72,7 +72,7 @@ def _is_product(p: Problem) -> bool:
 def _product_cost(p: Problem, t: Target) -> float:
     """It reads the weight, for more than a few rows also writes it packed and reads that."""
     compute = p.flops / t.peak
-    memory = p.weight_bytes / t.bandwidth * (1 if p.n <= FEW else 3)
+    memory = p.weight_bytes / t.flow * (1 if p.n <= FEW else 3)
     return 5e-6 + max(compute, memory) + 0.3 * min(compute, memory)
 
 

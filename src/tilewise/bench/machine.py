@@ -12,7 +12,7 @@ import torch
 
 from ..core.platforms import HERE
 from ..core.progress import Tell, counting, silent
-from ..core.target import Target
+from ..core.target import Target, learn
 from ..kernels.cpu import peak
 from ..kernels.cpu.emit.compiler import VERSION as LLVM_VERSION
 from ..planner.measure import interleaved
@@ -30,6 +30,12 @@ def facts(threads: int, limits: bool = True, tell: Tell = silent) -> dict[str, A
              "registers": t.registers, "l1": t.l1, "l2": t.l2, "l3": t.l3,
              "huge_pages": HERE.huge_pages(), "versions": versions()}
     return {**found, **(measured_limits(threads, tell) if limits else {})}
+
+
+def learn_limits(machine: dict[str, Any]) -> bool:
+    """Estimates count on what was measured, in this process and in those after it."""
+    t = Target.host(machine["isa"], machine["threads"])
+    return learn(t, machine["peak"], machine["bandwidth"])
 
 
 def best_limits(machine: dict[str, Any]) -> dict[str, Any]:

@@ -25,12 +25,15 @@ def doctor(threads: Threads = None, json: Json = False, selftest: Selftest = Fal
     import torch
 
     from ..bench.health import disturbed, examine
-    from ..bench.machine import facts
+    from ..bench.machine import facts, learn_limits
 
     count = set_threads(threads or torch.get_num_threads())  # as a program would have it
     with progress("measuring") as tell:
         machine, findings = facts(count, tell=tell), examine(count, tell)
-    findings += disturbed(machine)
+    busy = disturbed(machine)
+    findings += busy
+    if not busy:
+        learn_limits(machine)
     broken = any(finding.state == "broken" for finding in findings)
     if json:
         print_json({"machine": machine, "findings": [finding.__dict__ for finding in findings],

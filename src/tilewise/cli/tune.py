@@ -40,11 +40,13 @@ def tune(
     """Time the candidates of every convolution and write the winners to a wisdom file."""
     import tilewise
 
+    from ..bench.machine import facts, learn_limits
     from ..bench.run import beside_torch, step_beside_torch
     from ..model.tuning import tune as tune_model
 
-    set_threads(threads)
+    count = set_threads(threads)
     with progress(f"tuning {subject}") as tell:
+        learn_limits(facts(count, tell=tell))  # of what is not tuned, estimates get better too
         what = optimized(subject, batch, shape, max_error, tell)
         layers = tune_model(what.model, what.subject.example, effort, max_error, tell, training)
         place = tilewise.wisdom.save(output)

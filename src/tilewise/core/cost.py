@@ -24,14 +24,14 @@ def seconds(t: Target, cycles: float, bytes_: float, tasks: int, regions: int = 
     rounds = math.ceil(tasks / t.threads) if tasks else 0
     uneven = rounds * t.threads / tasks if tasks else 1.0
     compute = cycles / t.hertz / t.threads * uneven
-    memory = traffic(t, bytes_) + weights / t.bandwidth
+    memory = traffic(t, bytes_) + weights / t.flow
     # neither hides the other entirely
     return CALL + REGION * regions + max(compute, memory) + 0.3 * min(compute, memory)
 
 
 def traffic(t: Target, bytes_: float) -> float:
     """Time to move bytes: from memory, or from the last cache where everything fits."""
-    speed = t.bandwidth if bytes_ > t.l3 / 4 else 4 * t.bandwidth
+    speed = t.flow if bytes_ > t.l3 / 4 else 4 * t.flow
     return bytes_ / speed
 
 

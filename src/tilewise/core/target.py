@@ -9,8 +9,12 @@ from functools import lru_cache
 from .errors import TilewiseError
 from .gpu import GPUS, architecture
 from .isa import ISA, NO_ISA, Isa, available
+from .limits import Limits, keep, kept
 from .platforms import HERE
 
+HERTZ = 2.5e9  # where no clock was measured
+FLOW = 6e9  # bytes a second to and from memory that a thread gets
+SHARED_FLOW = 96e9  # and all of them together
 FOUR_UNITS = (0xD40, 0xD4F, 0xD83, 0xD84)  # Neoverse V1, V2, V3AE, V3: of 128 bits each
 
 
@@ -25,8 +29,8 @@ class Target:
         l1: Bytes of the first cache of a core.
         l2: Bytes of the second cache of a core.
         l3: Bytes of the shared cache.
-        hertz: Clock rate that is assumed.
-        bandwidth: Bytes a second to and from memory, of all threads.
+        hertz: Clock rate that is assumed, or was measured.
+        bandwidth: Bytes a second to and from memory, of all threads; 0 is what is usual.
         units: Multiply-adds that can start in a cycle; 0 is what is usual for the instruction set.
 
     >>> str(Target("cpu", "avx2", threads=2))
@@ -39,8 +43,8 @@ class Target:
     l1: int = 32 << 10  # bytes a core
     l2: int = 1 << 20
     l3: int = 32 << 20  # bytes shared
-    hertz: float = 2.5e9
-    bandwidth: float = 12e9  # bytes a second to and from memory, all threads
+    hertz: float = HERTZ
+    bandwidth: float = 0.0  # bytes a second to and from memory; 0 is usual for so many threads
     units: int = 0  # multiply-adds that can start in a cycle; 0 is what is usual for the row
 
     @property
@@ -59,6 +63,11 @@ class Target:
     def starts(self) -> int:
         """Multiply-add instructions that can start in a cycle."""
         return self.units or self.row.units
+
+    @property
+    def flow(self) -> float:
+        """Bytes a second to and from memory, of all threads."""
+        return self.bandwidth or min(FLOW * self.threads, SHARED_FLOW)
 
     @property
     def core_peak(self) -> float:
@@ -104,6 +113,21 @@ class Target:
         return _host(isa or os.environ.get("TILEWISE_ISA"), threads or os.cpu_count() or 1)
 
 
+def learn(t: Target, peak: float, copied: float) -> bool:
+    """Keep what was measured of this machine, for estimates from now on; whether it was kept.
+
+    Args:
+        t: The machine, with the threads that took part.
+        peak: Operations a second, of multiply-adds on registers.
+        copied: Bytes a second that a copy reads and writes.
+    """
+    if t.row is NO_ISA:  # no kernels, no estimates
+        return False
+    done = keep(t.isa, t.threads, Limits(peak / (2 * t.lanes * t.starts * t.threads), copied))
+    _host.cache_clear()
+    return done
+
+
 def units_of(isa: str, identity: str) -> int:
     """Of a processor by Arm's number of it, if the system tells; 0 where the row's holds.
 
@@ -123,6 +147,9 @@ def _host(isa: str | None, threads: int) -> Target:
     name = isa or rows[0]
     if name not in rows:
         raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows)}")
+    limits = kept(name, threads)
     return Target("cpu", name, threads, l1=HERE.cache_bytes(1) or 32 << 10,
                   l2=HERE.cache_bytes(2) or 1 << 20, l3=HERE.cache_bytes(3) or 32 << 20,
+                  hertz=limits.hertz if limits else HERTZ,
+                  bandwidth=limits.bandwidth if limits else 0.0,
                   units=units_of(name, HERE.part()))
