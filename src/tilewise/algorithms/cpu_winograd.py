@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import accumulation_error
+from ..core.algorithm import EPS32, accumulation_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
@@ -20,9 +20,12 @@ SIZES = (1, 2, 3, 4, 5, 6)  # outputs of a tile along one axis
 ROWS = tuple(range(1, 15))
 GROUPS = tuple(range(1, 129))
 ORDERS = ("channels", "positions", "shared")
+FILTERS = "filters"  # and that whose weights are transformed while they are used
+LATE = 3  # roundings of such weights, which others have but one of
 SAFE = 2.3  # with the power below, fitted: admits F(4x4, 3x3), measured at 2.2 of torch's error
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 NEAR = 40.0  # and from the second
+USED = 288 << 10  # bytes of weights that are transformed at a time
 MET = 3  # sizes of tiles that are compared in full
 
 
@@ -45,13 +48,14 @@ class CpuWinograd(CpuAlgorithm):
         return cpu_f32_forward(p, t, grid=True, pitch=True) + stride_one(p) + undivided(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
-        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * accumulation_error(p.c)
+        late = LATE * EPS32 if s.order == FILTERS else 0.0
+        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * (accumulation_error(p.c) + late)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
             return fits(t, s.rows, s.vectors) and is_legal(p, t, s)
 
-        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=ORDERS, rows=ROWS,
+        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=(*ORDERS, FILTERS), rows=ROWS,
                      vectors=(1, 2, 3, 4), groups=GROUPS, unroll=(1, 2, 4), k_parts=(1, 2, 4),
                      streaming=(False, True))
 
@@ -133,7 +137,8 @@ class Work:
         self.blocks = max(1, math.ceil(self.tiles / self.block))
 
     def seconds(self) -> float:
-        return self.shared() if self.s.order == "shared" else self.fused()
+        kinds = {"shared": self.shared, FILTERS: self.filters}
+        return kinds.get(self.s.order, self.fused)()
 
     @property
     def v_bytes(self) -> float:
@@ -196,6 +201,21 @@ class Work:
                        self.weight_bytes)
 
 
+    def filters(self) -> float:
+        """Weights as they are pass once a chunk; V is read by every block of output channels."""
+        p, t, s = self.p, self.t, self.s
+        passes = math.ceil(self.k_vectors / s.vectors)
+        live = self.block * self.positions * (self.v_bytes + 4.0 * t.lanes * s.vectors) + USED
+        moved = self.tiles * self.positions * self.v_bytes * passes / (
+            NEAR if live < t.l2 else self.far)
+        (down, _), (across, _) = operations(s.tile_h, p.r), operations(s.tile_w, p.s)
+        late = 0.5 * (p.s * down + self.n_h * across) + 1.5 * self.positions
+        late *= self.blocks * self.c_vectors * t.lanes * self.k_vectors
+        cycles = self.transforms() + 1.04 * self.products() + late + 0.5 * moved
+        weights = 4.0 * p.r * p.s * self.c_vectors * self.k_vectors * t.lanes ** 2
+        return seconds(t, cycles, p.image_bytes, passes, 2 * self.blocks, weights)
+
+
 @lru_cache(maxsize=64)
 def growth(m: int, taps: int) -> float:
     return error_growth(matrices(m, taps), matrices(1, 1))
@@ -228,7 +248,9 @@ def chosen(p: Problem, t: Target, likely: Callable[..., list[Schedule]],
     sizes = sorted(tile_sizes(p), key=outline)[:MET]
     best = min((s for size in sizes for s in likely(p, common, *size, (2,))),
                key=lambda s: cost(common, s))
-    return min(likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4)), key=lambda s: cost(t, s))
+    alike = [s for s in likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4))
+             if (s.order == FILTERS) == (best.order == FILTERS)]  # which has other bits
+    return min(alike, key=lambda s: cost(t, s))
 
 
 def tiles_of(p: Problem, tile_h: int, tile_w: int) -> int:

@@ -1,8 +1,9 @@
 """Winograd convolution: transform tiles, multiply position by position, transform back.
 
-Three orders. `channels`: a worker takes a block of tiles through all steps, one block of output
+Four orders. `channels`: a worker takes a block of tiles through all steps, one block of output
 channels after the other. `positions`: the same, one position after the other. `shared`: all
 threads work on one large block of tiles, so that the weights pass through the caches once.
+`filters` is that of `winograd_filters`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..emit.sizes import InCode
 from ..emit.threads import BATCH, CHUNK, SCRATCH, WEIGHT, X, emit_entry, emit_region
 from ..emit.tiling import emit_zero
 from .transforms import transform
-from .winograd_geometry import SIZES, Geometry
+from .winograd_geometry import FILTERS, SIZES, Geometry
 from .winograd_output import Output
 from .winograd_tiles import (
     Place,
@@ -31,12 +32,16 @@ from .winograd_tiles import (
 )
 
 WORD = 8  # bytes of an address
+TASK_OF: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 TILES_A_TASK = 4  # transforms of the shared order: enough work for a turn of the counter
 
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     """The module of a Winograd convolution."""
-    return Winograd(Geometry(p, s, isa.lanes), isa).module()
+    from .winograd_filters import Filters
+
+    kind = Filters if s.order == FILTERS else Winograd
+    return kind(Geometry(p, s, isa.lanes), isa).module()
 
 
 class Winograd:
@@ -50,13 +55,19 @@ class Winograd:
     def module(self) -> Module:
         self.m = Module(self.isa)
         self.inside, self.border = self._input(border=False), self._input(border=True)
-        self.products = {end: self._product(end) for end in self.g.ends}
+        self._products()
         self.output = Output(self.m, self.g)
+        self._regions()
+        return self.m
+
+    def _products(self) -> None:
+        self.products = {end: self._product(end) for end in self.g.ends}
+
+    def _regions(self) -> None:
         if self.s.order == "shared":
             self._shared()
         else:
             self._fused()
-        return self.m
 
     def _sizes(self, f: Function) -> InCode:
         """The geometry, with what image sizes decide from the frame."""
@@ -247,35 +258,38 @@ class Winograd:
     def _shared(self) -> None:
         """Every step of a large block of tiles is a parallel region."""
         g, parts = self.g, self.s.k_parts
-
-        def chunk(f: Function) -> tuple[Pointer, Index, Index]:
-            first = f.frame.load_index(CHUNK) * g.block
-            count = (self._total(f) - first).minimum(g.block)
-            return f.frame.load_pointer(SCRATCH), first, count
-
-        def handfuls(f: Function, frame: Pointer) -> Index:
-            return (chunk(f)[2] + (TILES_A_TASK - 1)) // TILES_A_TASK
-
-        def on_handful(f: Function, step: Any) -> None:
-            scratch, first, count = chunk(f)
-            start = f.task * TILES_A_TASK
-            step(f, scratch, place_of(self._sizes(f), first + start),
-                 (start + TILES_A_TASK).minimum(count), start)
-
-        kinds: Any = {"frame": "pointer", "task": "index", "worker": "index"}
-        with self.m.function("transform", **kinds) as f1:
-            on_handful(f1, self._transform_tiles)
-        with self.m.function("multiply", **kinds) as f2:
-            scratch, _, count = chunk(f2)
+        with self.m.function("transform", **TASK_OF) as f1:
+            self._on_handful(f1, self._transform_tiles)
+        with self.m.function("multiply", **TASK_OF) as f2:
+            scratch, _, count = self._chunk(f2)
             position, part = f2.task // parts, f2.task % parts
             self._one_position(f2, scratch, position, self._groups(count),
                                part * g.k_blocks // parts, (part + 1) * g.k_blocks // parts)
-        with self.m.function("finish", **kinds) as f3:
-            on_handful(f3, self._finish_tiles)
-        regions = [emit_region(self.m, "transforms", handfuls, f1),
+        with self.m.function("finish", **TASK_OF) as f3:
+            self._on_handful(f3, self._finish_tiles)
+        regions = [emit_region(self.m, "transforms", self._handfuls, f1),
                    emit_region(self.m, "products", lambda f, frame: g.positions * parts, f2,
                                self.tiles),
-                   emit_region(self.m, "outputs", handfuls, f3)]
-        emit_entry(self.m, regions,
-                   chunks=lambda f, frame: (self._total(f) + (g.block - 1)) // g.block)
+                   emit_region(self.m, "outputs", self._handfuls, f3)]
+        emit_entry(self.m, regions, chunks=self._chunks)
+
+    # chunks: the tiles that all threads work on
+
+    def _chunks(self, f: Function, frame: Pointer) -> Index:
+        return (self._total(f) + (self.g.block - 1)) // self.g.block
+
+    def _chunk(self, f: Function) -> tuple[Pointer, Index, Index]:
+        """Scratch, and the first of its tiles and how many."""
+        first = f.frame.load_index(CHUNK) * self.g.block
+        count = (self._total(f) - first).minimum(self.g.block)
+        return f.frame.load_pointer(SCRATCH), first, count
+
+    def _handfuls(self, f: Function, frame: Pointer) -> Index:
+        return (self._chunk(f)[2] + (TILES_A_TASK - 1)) // TILES_A_TASK
+
+    def _on_handful(self, f: Function, step: Any) -> None:
+        scratch, first, count = self._chunk(f)
+        start = f.task * TILES_A_TASK
+        step(f, scratch, place_of(self._sizes(f), first + start),
+             (start + TILES_A_TASK).minimum(count), start)
 

@@ -18,6 +18,8 @@ from .geometry import BlocksOfK
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "tile_rows", "tile_cols",
          "tiles", "phases", "phase_cols", "y_row", "y_image", "y_pixel",
          "x_pixel")  # words of the frame
+FILTERS = "filters"  # the order whose weights are transformed while they are used
+PART = 288 << 10  # bytes of weights that such a worker transforms at a time
 APART = 16  # floats between positions, so that they do not meet in the same cache sets
 
 
@@ -88,7 +90,8 @@ class Geometry(BlocksOfK):
     @cached
     def m_position(self) -> int:
         """Floats from one position of M to the next."""
-        blocks_of_k = self.block_k if self.s.order == "channels" else self.k_vectors * self.lanes
+        one = self.s.order in ("channels", FILTERS)
+        blocks_of_k = self.block_k if one else self.k_vectors * self.lanes
         return self.block * blocks_of_k + APART
 
     def m_at(self, i: Any, j: Any) -> Any:
@@ -102,10 +105,35 @@ class Geometry(BlocksOfK):
     @cached
     def scratch_floats(self) -> int:
         """V, M and a pixel of zeros for what lies outside the image."""
-        return self.v_floats + self.positions * self.m_position + self.depth
+        sums = 0 if self.s.order == FILTERS else self.positions * self.m_position
+        return self.v_floats + sums + self.depth
 
     def scratch_bytes(self, threads: int) -> int:
+        if self.s.order == FILTERS:
+            return FLOAT32.bytes * (self.scratch_floats + threads * self.own_floats)
         return FLOAT32.bytes * self.scratch_floats * (1 if self.s.order == "shared" else threads)
+
+    # weights that are transformed while they are used: a part of the input channels at a time
+
+    @cached
+    def taps(self) -> int:
+        return int(self.p.r * self.p.s)
+
+    @cached
+    def part_vectors(self) -> int:
+        """Vectors of input channels of a part."""
+        bytes_ = FLOAT32.bytes * self.positions * self.lanes * self.block_k
+        return min(self.c_vectors, max(1, PART // bytes_))
+
+    @cached
+    def u_position(self) -> int:
+        """Floats from one position of a part's U to the next."""
+        return self.part_vectors * self.lanes * self.block_k + APART
+
+    @cached
+    def own_floats(self) -> int:
+        """M and U of a worker."""
+        return self.positions * (self.m_position + self.u_position)
 
     @cached
     def panel(self) -> int:
@@ -139,8 +167,10 @@ class Geometry(BlocksOfK):
 
     @cached
     def weight_floats(self) -> int:
-        """U in float32: [block of K][position][c][lane], or the position outermost."""
-        return self.positions * self.depth * self.k_vectors * self.lanes
+        """U in float32: [block of K][position][c][lane], or the position outermost; or the weights
+        themselves, as [block of K][c][tap][lane]."""
+        values = self.taps if self.s.order == FILTERS else self.positions
+        return values * self.depth * self.k_vectors * self.lanes
 
     def pack_panels(self, panels: Any) -> Any:
         """Panels [..., c, lane of the block] of float64, as a product reads them."""
@@ -151,6 +181,12 @@ class Geometry(BlocksOfK):
         import torch
 
         p = self.p
+        if self.s.order == FILTERS:
+            taps = weight.permute(2, 3, 1, 0).reshape(self.taps, p.c, p.k)
+            taps = torch.nn.functional.pad(taps, (0, 0, 0, self.depth - p.c))
+            blocks, rest = self.in_blocks(taps)
+            return torch.cat([blocks.permute(1, 2, 0, 3).flatten(),
+                              rest.transpose(0, 1).flatten()]).float()
         down, across = (_tensor(transform.G) for transform in (self.down, self.across))
         u = torch.einsum("ir,kcrs,js->ijck", down, weight.double(), across)
         u = torch.nn.functional.pad(u.reshape(self.positions, p.c, p.k),

@@ -36,19 +36,20 @@ class Walk:
 
 def multiply(f: Function, a: Pointer, b: Pointer, rows: Sequence[Step], vectors: int, walk: Walk,
              unroll: int, ahead: tuple[Pointer, Step] | None = None,
-             last: Index | None = None) -> list[list[Vector]]:
-    """acc[i][j] = sum over the walk of a[rows[i]] * b[j-th vector].
+             last: Index | None = None,
+             sums: list[Vector] | None = None) -> list[list[Vector]]:
+    """acc[i][j] = sum over the walk of a[rows[i]] * b[j-th vector], added to `sums` row by row.
 
     Vectors lie side by side, but for the last one if `last` says where that is. `ahead` is memory
     to bring into the second cache meanwhile: where it begins, and how many cache lines before
     each innermost loop.
     """
-    zeros = [f.vector(0.0) for _ in range(len(rows) * vectors)]
+    sums = sums or [f.vector(0.0) for _ in range(len(rows) * vectors)]
     tile = _Tile(f, tuple(rows), vectors, unroll, last)
     if ahead:
-        _, acc = tile.walk_fetching(a, b, zeros, walk.loops, *ahead)
+        _, acc = tile.walk_fetching(a, b, sums, walk.loops, *ahead)
     else:
-        acc = tile.walk(a, b, zeros, walk.loops)
+        acc = tile.walk(a, b, sums, walk.loops)
     return [acc[i * vectors:(i + 1) * vectors] for i in range(len(rows))]
 
 

@@ -13,7 +13,7 @@ from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ....core.target import Target
 from ..conv.transforms import Lanes, transform
-from ..conv.winograd_geometry import Geometry
+from ..conv.winograd_geometry import FILTERS, Geometry
 from ..emit import F64, Bits, Function, Index, Module, Vector
 from ..emit.launch import Launch, launch_of
 from ..emit.requests import Request
@@ -66,7 +66,13 @@ class Panels:
         block, self.within = f.task // g.s.vectors, f.task % g.s.vectors
         self.vectors = (z.k_vectors - block * g.s.vectors).minimum(g.s.vectors)  # of its block
         whole = g.panel_of(f.index(g.block_k), self.depth)
-        if g.s.order == "channels":
+        self.values = g.positions  # of an input channel and an output channel
+        self.step = self.vectors * g.lanes  # between input channels
+        if g.s.order == FILTERS:
+            self.values, self.apart = g.taps, self.step
+            self.step = self.step * g.taps
+            self.to = f.frame.load_pointer(Y) + block * whole * g.taps
+        elif g.s.order == "channels":
             self.to = f.frame.load_pointer(Y) + block * whole * g.positions
             self.apart = g.panel_of(self.vectors * g.lanes, self.depth)  # between positions
         else:
@@ -82,6 +88,10 @@ class Panels:
             found = (self.source + (c * channel + row * i + column * j)).gather_at(self.lanes)
             return there.select(found, f.vector(0.0)).to(F64)
 
+        if g.s.order == FILTERS:
+            for tap in range(g.taps):
+                store(tap, load(*divmod(tap, g.p.s)))
+            return
         transform(f, g.down.G, g.across.G, load,
                   lambda i, j, value: store(i * g.across.n + j, value), Doubles(f))
 
@@ -93,14 +103,14 @@ def make_streaming(p: Problem, s: Schedule, isa: Isa) -> Module:
 
 def _vector(panels: Panels, streaming: bool = False) -> None:
     f, g = panels.f, panels.g
-    to, width = panels.to + panels.within * g.lanes, panels.vectors * g.lanes
+    to, step = panels.to + panels.within * g.lanes, panels.step
     with f.loop(panels.c) as c:
         def store(position: int, value: Vector) -> None:
-            (to + (c.i * width + panels.apart * position)).store(value, streaming=streaming)
+            (to + (c.i * step + panels.apart * position)).store(value, streaming=streaming)
 
         panels.transformed(c.i, store)
-    with f.loop(panels.depth, start=panels.c) as c, f.loop(g.positions) as position:
-        (to + (c.i * width + panels.apart * position.i)).store(f.vector(0.0))
+    with f.loop(panels.depth, start=panels.c) as c, f.loop(panels.values) as position:
+        (to + (c.i * step + panels.apart * position.i)).store(f.vector(0.0))
 
 
 def prepare(p: Problem, s: Schedule, t: Target, weight: Any) -> Any:
