@@ -27,6 +27,7 @@ from tilewise.kernels.cpu.conv import (
     geometry,
     outer,
     pixels,
+    winograd_filters,
     winograd_geometry,
     winograd_output,
     winograd_weight,
@@ -34,7 +35,7 @@ from tilewise.kernels.cpu.conv import (
 from tilewise.kernels.cpu.conv.transforms import transform
 from tilewise.kernels.cpu.conv.windows import Windows
 from tilewise.kernels.cpu.emit import Index, Pointer, threads, tiling
-from tilewise.kernels.cpu.emit.microkernel import Walk
+from tilewise.kernels.cpu.emit.microkernel import Walk, multiply
 from tilewise.kernels.cpu.emit.threads import Y
 from tilewise.kernels.cpu.emit.tiling import emit_copy
 from tilewise.kernels.cpu.prepare import winograd as winograd_prepare
@@ -48,8 +49,14 @@ DILATED = "n1c5h11w19k21r3s3p2d2_f32_forward"
 DEPTHWISE = "n2c21h9w19k21r3s3p1g21_f32_forward+bias"
 MASKED = "n2c5h9w19k21r3s3p1_f32_forward+bias+relu+pool2+mask"
 DATA = "n2c5h9w19k21r3s3p1_f32_backward_data"
+FEW_TILES = "n1c210h6w7k37r3s3p1_f32_forward+bias"
+FILTERS = {"order": "filters", "tile_h": 2, "tile_w": 2, "k_parts": 1}
 WEIGHT = "n2c5h9w19k21r3s3p1_f32_backward_weight"
 DEPTHWISE_WEIGHT = "n2c21h9w19k21r3s3p1g21_f32_backward_weight"
+
+
+def without_sums(*args: Any, sums: Any, **options: Any) -> Any:
+    return multiply(*args, **options)
 
 
 def check_own_scratch(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> None:
@@ -237,6 +244,18 @@ MUTATIONS = {
     "no room for zeros": Mutation(
         changed(winograd_geometry.Geometry, "scratch_bytes", lambda size: size - 64),
         "cpu_winograd", PADDED),
+    "sums of filters do not begin at zero": Mutation(
+        replaced(winograd_filters, "emit_zero", lambda *_: None), "cpu_winograd", FEW_TILES,
+        FILTERS),
+    "positions of filters overlap": Mutation(
+        changed(winograd_geometry.Geometry, "u_position",
+                lambda floats: floats - winograd_geometry.APART - 1), "cpu_winograd", FEW_TILES,
+        FILTERS),
+    "parts of filters are not added": Mutation(
+        replaced(winograd_filters, "multiply", without_sums), "cpu_winograd", FEW_TILES, FILTERS),
+    "filters have too little scratch": Mutation(
+        changed(winograd_geometry.Geometry, "scratch_bytes", lambda size: size - (1 << 16)),
+        "cpu_winograd", FEW_TILES, FILTERS),
     "tiles that stick out are written as a whole": Mutation(
         replaced(winograd_output.Output, "_cut_off", winograd_output.Output._inside),
         "cpu_winograd", PADDED, {"tile_h": 4, "tile_w": 4}),

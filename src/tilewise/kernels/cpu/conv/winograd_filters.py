@@ -8,9 +8,9 @@ channels at a time: their weights are transformed, and multiplied with all tiles
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import chain
 
-from ..emit import Function, Index, Pointer, Vector
+from ..emit import Function, Index, Vector
 from ..emit.microkernel import LINE, Walk, multiply
 from ..emit.threads import WEIGHT, emit_entry, emit_region
 from ..emit.tiling import ceil_div, emit_zero
@@ -25,7 +25,7 @@ class Filters(Winograd):
     def _products(self) -> None:
         g = self.g
         self.rest = g.c_vectors % g.part_vectors  # vectors of input channels of the last part
-        kinds = [(end, count) for end in g.ends for count in {g.part_vectors, self.rest} - {0}]
+        kinds = [(end, count) for end in g.ends for count in sorted({g.part_vectors, self.rest} - {0})]
         self.weights = {kind: self._transformed(*kind) for kind in kinds}
         self.parts = {kind: self._added(*kind) for kind in kinds}
 
@@ -37,18 +37,19 @@ class Filters(Winograd):
         g, s = self.g, self.p.s
         vectors = g.vectors(end)
         width = vectors * g.lanes
-        with self.m.function(self._name("weights", end, count), w="pointer", u="pointer") as f:
-            with f.loop(count * g.lanes) as c, f.loop(vectors) as vector:
-                w = f.w + (c.i * (g.taps * width) + vector.i * g.lanes)
-                u = f.u + (c.i * width + vector.i * g.lanes)
+        name = self._name("weights", end, count)
+        with (self.m.function(name, w="pointer", u="pointer") as f,
+              f.loop(count * g.lanes) as c, f.loop(vectors) as vector):
+            w = f.w + (c.i * (g.taps * width) + vector.i * g.lanes)
+            u = f.u + (c.i * width + vector.i * g.lanes)
 
-                def load(i: int, j: int, w: Pointer = w) -> Vector:
-                    return w.load((i * s + j) * width)
+            def load(i: int, j: int) -> Vector:
+                return w.load((i * s + j) * width)
 
-                def store(i: int, j: int, value: Vector, u: Pointer = u) -> None:
-                    u.store(value, (i * g.across.n + j) * g.u_position)
+            def store(i: int, j: int, value: Vector) -> None:
+                u.store(value, (i * g.across.n + j) * g.u_position)
 
-                transform(f, g.down.G, g.across.G, load, store)
+            transform(f, g.down.G, g.across.G, load, store)
         return f
 
     def _added(self, end: bool, count: int) -> Function:
@@ -62,7 +63,7 @@ class Filters(Winograd):
             acc = multiply(f, f.v, f.u, rows, vectors, walk, self.s.unroll,
                            (f.ahead, self._lines(end)),
                            sums=[f.m.load(place) for place in places])
-            for place, value in zip(places, sum(acc, []), strict=True):
+            for place, value in zip(places, chain(*acc), strict=True):
                 f.m.store(value, place)
         return f
 
