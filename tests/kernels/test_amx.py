@@ -132,14 +132,16 @@ def able(p: Problem, t: Target, products: int) -> list[str]:
             if a.products == products and not a.reject(inner_problem(a, p), t)]
 
 
-def run_random(products: int, chunk: int) -> dict[str, Any]:
+def run_random(products: int, chunk: int, row: str = "amx",
+               least: int = LEAST) -> dict[str, Any]:
     """Shapes with several batch sizes until a chunk's share of the problems has run."""
-    target, rng = Target.host("amx", harness.THREADS), random.Random(f"{products} {chunk}")
+    target, rng = Target.host(row, harness.THREADS), random.Random(f"{products} {chunk}")
     ran: Counter[str] = Counter()
     failures, seen, ends = [], set(), set()
-    share = LEAST / CHUNKS / sum(a.products == products for a in FORWARD.values())
+    share = least / CHUNKS / sum(a.products == products and a.is_for(target)
+                                 for a in FORWARD.values())
     for number in range(10_000):
-        if sum(ran.values()) >= LEAST / CHUNKS:
+        if sum(ran.values()) >= least / CHUNKS:
             break
         p = harness.random_problem(rng)
         if number % 8 == 0 and min(p.conv_h, p.conv_w) > 1:  # few draw it themselves
@@ -194,13 +196,15 @@ def test_random_problems_stay_within_the_declared_error(outcomes: Any, products:
     assert min(outcome["ran"][name] for name in offering) >= FLOOR
 
 
-def run_deep() -> dict[str, list[str]]:
+def run_deep(row: str = "amx", count: int = len(DEEP_ONES)) -> dict[str, list[str]]:
     """Depths that take several passes, and gradients of inputs: random ones are shallow."""
-    target = Target.host("amx", harness.THREADS)
+    target = Target.host(row, harness.THREADS)
     failures, ran = [], []
-    for name, text in DEEP_ONES:
+    for name, text in DEEP_ONES[:count]:
         p = Problem.parse(text)
         for a in versions(name):
+            if not a.is_for(target):
+                continue
             try:
                 harness.check(a, p, target, a.default(inner_problem(a, p), target))
                 ran.append(a.name)

@@ -15,7 +15,7 @@ from support.mutations import PADDED, POOLED, Mutation, check, next_bias, whole_
 from tilewise.kernels import matrix
 from tilewise.kernels.cpu.between import epilogue
 from tilewise.kernels.cpu.conv import geometry, outer, winograd_weight
-from tilewise.kernels.cpu.emit import Function, amx, parts, tiling
+from tilewise.kernels.cpu.emit import Function, amx, parts, tiling, unit, units
 from tilewise.kernels.cpu.emit.microkernel import LINE
 from tilewise.kernels.cpu.matrix import direct as direct_amx
 from tilewise.kernels.cpu.matrix import outer as outer_amx
@@ -45,10 +45,11 @@ def without_product(products: int, which: int) -> Callable[..., None]:
 
 def always(module: Any, fresh: bool, name: str = "multiply") -> Callable[..., None]:
     """Every multiply begins with zeros, or none does."""
+    multiply = getattr(module, name)
     return replaced(module, name,
                     lambda f, a, b, c, left, right, out, walk, products, _, *others, **options:
-                    getattr(amx, name)(f, a, b, c, left, right, out, walk, products, fresh,
-                                       *others, **options))
+                    multiply(f, a, b, c, left, right, out, walk, products, fresh, *others,
+                             **options))
 
 
 def without_next(f: Function, *operands: Any) -> None:
@@ -62,8 +63,8 @@ def clears_nothing(self: Any) -> Function:
     return f
 
 
-def rows_of_a_swapped(f: Function, a: Any, b: Any, c: Any, left: amx.Side, *others: Any) -> None:
-    amx.multiply(f, a, b, c, replace(left, tiles=left.tiles[::-1]), *others)
+def rows_of_a_swapped(f: Function, a: Any, b: Any, c: Any, left: unit.Side, *others: Any) -> None:
+    units.multiply(f, a, b, c, replace(left, tiles=left.tiles[::-1]), *others)
 
 
 def another_band(self: Any, f: Function, scratch: Any, first: Any, start: Any, stop: Any,
@@ -138,7 +139,7 @@ MUTATIONS = {
     "all blocks of a column are the first": Mutation(
         replaced(winograd_amx, "multiply_column", without_next), "cpu_winograd_bf16x3", WIDE),
     "the first operands of a block are the last's": Mutation(
-        replaced(amx._Unit, "load_first", lambda unit, a, b: None), "cpu_winograd_bf16x3", PADDED),
+        replaced(unit.Unit, "load_first", lambda self, a, b: None), "cpu_winograd_bf16x3", PADDED),
     "the second pass over pixels forgets the first": Mutation(
         always(direct_amx, fresh=True), "cpu_direct_bf16x3", MANY, {"block_rows": 64}),
     "a pass reads the weights of the one before": Mutation(
@@ -190,7 +191,7 @@ MUTATIONS = {
     "tiles are not configured for items": Mutation(
         replaced(outer_amx.OuterOnTiles, "tiles", False), "cpu_direct_weight_bf16", WEIGHT, PIXELS),
     "tiles are not configured": Mutation(
-        replaced(amx, "configure", lambda f: None), "cpu_direct_bf16", PADDED),
+        replaced(amx.Tiles, "configure", staticmethod(lambda f: None)), "cpu_direct_bf16", PADDED),
 }
 
 
