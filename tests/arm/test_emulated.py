@@ -15,7 +15,7 @@ import pytest
 from support import emulated, faults, mutations
 from support.cases import Jobs, jobs_of, runs
 from support.emulated import MACHINES
-from support.harness import ON_MATRIX, sample
+from support.harness import sample
 from support.mutations import PADDED, Mutation
 
 from tilewise.kernels.cpu.emit import threads
@@ -29,9 +29,6 @@ CASES = [(machine, direction) for machine in ("generic", "neon", "sve256", "sve5
 OTHERS = ("test_gradients:run_masks", "test_gradients:run_fused_masks",
           "test_gradients:run_prepared", "test_few_rows:run_random", "test_grids:run_random")
 EVERY = sample(1, 5)  # of the faults that are noticed on x86
-PRODUCTS = (1, 3)  # that the matrix unit is used for
-FEW = 64  # problems of each
-DEEP = 4  # problems of several passes
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +44,6 @@ def run_random(machine: str, direction: str) -> dict[str, Any]:
     shapes, count = SHAPES[direction]
     return emulated.run(machine, "support.cases:run_cases", MACHINES[machine].row, direction,
                         shapes, SIZES, 0, 1, count)
-
-
-def run_products(products: int) -> dict[str, Any]:
-    return emulated.run("bf16", "test_amx:run_random", products, 0, "neon_bf16", FEW)
-
-
-def run_deep() -> dict[str, Any]:
-    return emulated.run("bf16", "test_amx:run_deep", "neon_bf16", DEEP)
 
 
 def run_other(machine: str, function: str) -> dict[str, Any]:
@@ -91,29 +80,11 @@ def test_masks_weights_few_rows_and_phases(jobs: Jobs, function: str, machine: s
     assert result["calls"] > 0
 
 
-@pytest.mark.parametrize("products", PRODUCTS)
-@runs("run_products")
-def test_products_of_bfloat16(jobs: Jobs, products: int) -> None:
-    result = jobs.result("run_products", products)
-    assert result["failures"] == []
-    assert sum(result["ran"].values()) >= FEW / 2
-    assert 0 < result["worst"] <= 1
-
-
-@runs("run_deep")
-def test_products_of_bfloat16_in_several_passes(jobs: Jobs) -> None:
-    result = jobs.result("run_deep")
-    assert result["failures"] == []
-    assert set(result["ran"]) == {"cpu_direct_bf16", "cpu_direct_bf16x3"}
-
-
 # deliberate faults
 
 
 def check(mutation: Mutation) -> None:
-    name = "bf16" if mutation.algorithm in ON_MATRIX else "neon"
-    row = MACHINES[name].row
-    with emulated.emulated(name), mock.patch.dict(os.environ, TILEWISE_ISA=row):
+    with emulated.emulated("neon"), mock.patch.dict(os.environ, TILEWISE_ISA="neon"):
         mutations.check(mutation)
 
 
@@ -133,11 +104,6 @@ MUTATIONS = {
     "denormals stay zero": Mutation(flushing_for_ever(), "cpu_direct", PADDED),
     **dict(list(import_module("test_mutations").MUTATIONS.items())[::EVERY]),
 }
-# of the matrix unit, those of a kernel that Arm has as well
-MUTATIONS |= {name: mutation for name, mutation in list(
-    import_module("test_amx_mutations").MUTATIONS.items())[::EVERY]
-    if mutation.algorithm in ("cpu_direct_bf16", "cpu_direct_bf16x3")
-    and name != "tiles are not configured"}
 # it exchanges halves of a vector of eight, and changes nothing in one of four
 MUTATIONS.pop("channels of another group", None)
 
