@@ -43,7 +43,7 @@ from tilewise.kernels.cpu.emit.threads import (
     X,
     Y,
 )
-from tilewise.kernels.cpu.prepare import direct_amx
+from tilewise.kernels.cpu.prepare import direct_matrix
 
 from . import harness
 from .guarded import ARENA, PAGE, Buffer, Mismatch, launch_guarded
@@ -208,11 +208,11 @@ class Entry:
 
 def prepare_guarded(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
                     products: int) -> torch.Tensor:
-    """As `direct_amx.prepare`, with buffers that can be sent."""
+    """As `direct_matrix.prepare`, with buffers that can be sent."""
     assert t.row.matrix is not None
-    geometry = direct_amx.Geometry(p, s, t.lanes, products, t.row.matrix)
+    geometry = direct_matrix.Geometry(p, s, t.lanes, products, t.row.matrix)
     values = weight.as_strided((weight.numel(),), (1,), 0)
-    return launch_guarded(launch.launcher(direct_amx.make, p, s, t.row, products),
+    return launch_guarded(launch.launcher(direct_matrix.make, p, s, t.row, products),
                           {"x": torch.tensor(weight.stride()), "weight": values},
                           {"y": geometry.weight_floats}, 1, t.threads, "end")["y"]
 
@@ -245,7 +245,7 @@ def _in_place_of_this(emulator: Emulator, row: str) -> Iterator[None]:
 
     launch.KERNELS.clear()  # it may have entries of another machine
     with (mock.patch.object(launch, "_loaded", load), mock.patch.object(Target, "host", host),
-          mock.patch.object(direct_amx, "prepare", prepare_guarded)):
+          mock.patch.object(direct_matrix, "prepare", prepare_guarded)):
         try:
             yield
         finally:

@@ -66,9 +66,9 @@ class CpuDirectMatrix(MatrixAlgorithm):
         return _default(p, t.with_(threads=1), self.products)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu.prepare import direct_amx as direct_prepare_amx
+        from ..kernels.cpu.prepare import direct_matrix
 
-        return direct_prepare_amx.prepare(*self.weight_of(p, s), t, weight, self.products)
+        return direct_matrix.prepare(*self.weight_of(p, s), t, weight, self.products)
 
     def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
         return p.weight, Schedule(vectors=s.vectors)
@@ -148,7 +148,7 @@ def _cost(p: Problem, t: Target, s: Any, products: int) -> float:
                                             + (unit.depth / t.lanes - vectors) * parts)
     groups = blocks * math.ceil(rows * pitch / s.tile_w)
     steps = chunks * p.r * taps
-    product = (matrix_cycles(s.tile_w // unit.rows, s.vectors, steps, products, unit)
+    product = (matrix_cycles(s.tile_w // unit.rows, s.vectors, steps, products, t)
                * k_vectors / s.vectors)
     writing = blocks * rows * p.conv_w * k_vectors * WRITE
     near = 4.0 * unit.line * parts * lines

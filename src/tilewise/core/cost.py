@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .isa import AMX, MatrixUnit
+from .isa import AMX
 from .target import Target
 
 CALL = 8e-6  # seconds to get from Python into a kernel and back
@@ -65,7 +65,9 @@ def _together(t: Target, apart: int) -> int:
 
 
 def matrix_cycles(rows: int, columns: int, steps: int, products: int,
-                  unit: MatrixUnit = AMX) -> float:
-    """Some tiles of sums of a matrix unit: bound by its operations; begun and stored."""
+                  t: Target | None = None) -> float:
+    """Some tiles of sums of a target's matrix unit: bound by its operations; begun and stored."""
+    unit = t.row.matrix if t and t.row.matrix else AMX
+    step = unit.cycles if t is None or unit.apart else unit.cycles * t.row.units / t.starts
     tiles = rows * columns
-    return unit.cycles * tiles * steps * products + unit.moved * tiles + 25
+    return step * tiles * steps * products + unit.moved * tiles + 25

@@ -26,10 +26,11 @@ class MatrixUnit:
     most_rows: int  # tiles of sums that are held at once, down
     most_columns: int  # and across
     products: tuple[int, ...]  # numbers of products that can be faster than float32's own
-    cycles: float  # of a tile in a step, at two starts a cycle
+    cycles: float  # of a tile in a step
     moved: float  # cycles to begin and store a tile of sums
-    by_leave: bool  # the operating system has to admit it
-    fetches: bool  # code asks for operands ahead of need
+    # whether it is apart from the vectors: the operating system has to admit it, code asks for
+    # operands ahead of need, and it is as fast wherever it is
+    apart: bool
 
     @property
     def line(self) -> int:
@@ -75,9 +76,9 @@ _NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
 # eight tiles of 16 rows of 64 bytes: four of sums, two of each operand. An operation takes 16
 # cycles of a clock that is lower under this load
-AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, by_leave=True, fetches=True)
+AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, True)
 # two registers of 2 x 2 sums; six products take longer than float32's own multiply-adds
-BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, by_leave=False, fetches=False)
+BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, False)
 _TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
 # the model whose scheduler keeps sums in registers; of no other does it say anything
 _CALM = '"tune-cpu"="apple-m1"'
@@ -134,4 +135,4 @@ def available(machine: str | None = None, flags: frozenset[str] | None = None) -
 
 def asks_leave(row: Isa) -> bool:
     """Whether it has registers that the operating system gives only to those who ask."""
-    return row.matrix is not None and row.matrix.by_leave
+    return row.matrix is not None and row.matrix.apart

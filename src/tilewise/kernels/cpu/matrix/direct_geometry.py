@@ -150,7 +150,7 @@ class Geometry(BlocksOfK):
     @cached
     def lines_ahead(self) -> int:
         """Cache lines of the weights that come next, fetched at every tap of every group."""
-        if not self.unit.fetches:
+        if not self.unit.apart:
             return 0
         return ceil_div(self.parts * self.s.vectors * self.unit.tile // LINE, self.groups)
 

@@ -1,4 +1,4 @@
-"""Weights of direct convolutions as the matrix unit reads them: pairs of channels, in parts.
+"""Weights of direct convolutions as a matrix unit reads them: channels side by side, in parts.
 
 Fast enough to do it anew in every step of a training; the bits of `Geometry.pack_weight`.
 """
