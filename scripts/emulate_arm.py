@@ -29,10 +29,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 COMMAND = "python scripts/emulate_arm.py -o arm.json"
 # shapes of a machine, and batch sizes that share one; some shapes are also run without images
 SHAPES = {"forward": (200, 8), "backward_data": (70, 10), "backward_weight": (70, 10)}
+FLOPS = 2e5  # of an image with such products, which the emulator computes bit by bit
 PRODUCTS = 1000  # problems for each number of products of a matrix unit
 # machines on which faults are planted, and the tests that have them
 FAULTS = {"neon": "test_emulated", "bf16": "test_emulated_matrix"}
 CHUNKS = 2
+LIMIT = 3600  # seconds of a process
 
 
 def jobs(machine: str, row: str, share: float) -> list[tuple[str, tuple[Any, ...]]]:
@@ -43,7 +45,7 @@ def jobs(machine: str, row: str, share: float) -> list[tuple[str, tuple[Any, ...
         return max(4, round(count * share))
 
     if unit := ISA[row].matrix:  # all other kernels of such a row are those of the row below it
-        found = [("", ("test_amx:run_random", products, chunk, row, some(PRODUCTS)))
+        found = [("", ("test_amx:run_random", products, chunk, row, some(PRODUCTS), FLOPS))
                  for products in unit.products for chunk in range(CHUNKS)]
         found.append(("in several passes", ("test_amx:run_deep", row)))
     else:
@@ -74,7 +76,8 @@ def emulate(machine: str, share: float) -> dict[str, Any]:
     start, known = time.monotonic(), MACHINES[machine]
     asked = jobs(machine, known.row, share)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(lambda job: in_process(*job[1]), asked))
+        results = list(pool.map(lambda job: in_process(*job[1], limit=LIMIT),
+                                asked))
     counts: Counter[str] = Counter()
     for (name, _), result in zip(asked, results, strict=True):
         counts.update(counted(name, result["ran"]))

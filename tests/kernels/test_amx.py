@@ -133,8 +133,8 @@ def able(p: Problem, t: Target, products: int) -> list[str]:
             if a.products == products and not a.reject(inner_problem(a, p), t)]
 
 
-def run_random(products: int, chunk: int, row: str = "amx",
-               least: int = LEAST) -> dict[str, Any]:
+def run_random(products: int, chunk: int, row: str = "amx", least: int = LEAST,
+               flops: float = 1e6) -> dict[str, Any]:
     """Shapes with several batch sizes until a chunk's share of the problems has run."""
     target, rng = Target.host(row, harness.THREADS), random.Random(f"{products} {chunk}")
     ran: Counter[str] = Counter()
@@ -144,7 +144,7 @@ def run_random(products: int, chunk: int, row: str = "amx",
     for number in range(10_000):
         if sum(ran.values()) >= least / CHUNKS:
             break
-        p = harness.random_problem(rng)
+        p = harness.random_problem(rng, flops)
         if number % 8 == 0 and min(p.conv_h, p.conv_w) > 1:  # few draw it themselves
             p = p.with_(epilogue=Epilogue(p.epilogue.bias, activation="relu", pool=2))
         names = able(p, target, products)

@@ -209,6 +209,15 @@ class Entry:
 def prepare_guarded(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
                     products: int) -> torch.Tensor:
     """As `direct_matrix.prepare`, with buffers that can be sent."""
+    key = (p, s, t.isa, products, weight.numpy().tobytes())
+    if key not in _PREPARED:  # batches of a shape share it
+        _PREPARED.clear()
+        _PREPARED[key] = _prepare(p, s, t, weight, products)
+    return _PREPARED[key]
+
+
+def _prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
+             products: int) -> torch.Tensor:
     assert t.row.matrix is not None
     geometry = direct_matrix.Geometry(p, s, t.lanes, products, t.row.matrix)
     values = weight.as_strided((weight.numel(),), (1,), 0)
@@ -217,6 +226,7 @@ def prepare_guarded(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
                           {"y": geometry.weight_floats}, 1, t.threads, "end")["y"]
 
 
+_PREPARED: dict[Any, torch.Tensor] = {}
 _loaded = launch._loaded  # as it is without emulation
 
 
