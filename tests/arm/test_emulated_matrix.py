@@ -36,8 +36,8 @@ def run_products(products: int) -> dict[str, Any]:
     return emulated.run("bf16", "test_amx:run_random", products, 0, ROW, FEW, FLOPS)
 
 
-def run_deep() -> dict[str, Any]:
-    return emulated.run("bf16", "test_amx:run_deep", ROW, DEEP)
+def run_deep(count: int) -> dict[str, Any]:
+    return emulated.run("bf16", "test_amx:run_deep", ROW, count)
 
 
 # the tests
@@ -64,9 +64,10 @@ def test_random_problems(jobs: Jobs, products: int) -> None:
     assert 0 < result["worst"] <= 1
 
 
+@pytest.mark.parametrize("count", [DEEP])
 @runs("run_deep")
-def test_many_channels(jobs: Jobs) -> None:
-    result = jobs.result("run_deep")
+def test_many_channels(jobs: Jobs, count: int) -> None:
+    result = jobs.result("run_deep", count)
     assert result["failures"] == []
     assert set(result["ran"]) == {"cpu_direct_bf16", "cpu_direct_bf16x3"}
 
