@@ -33,6 +33,7 @@ LEAST = harness.sample(1000, 320)  # problems for each number of products, empty
 BATCHES = 16  # of each shape, which share a kernel
 FLOOR = 150  # problems of each algorithm and number of products
 CHUNKS = 2
+ENOUGH = 5  # failures that tell what is wrong
 DEEP_ONES = (("cpu_winograd", "n2c1100h5w6k40r3s3p1_f32_forward+bias"),
              ("cpu_direct", "n1c600h4w5k40r3s3p1_f32_forward+relu"),
              ("cpu_direct", "n2c600h7w9k40r3s3p1_f32_forward+bias+relu+pool2"),
@@ -142,7 +143,7 @@ def run_random(products: int, chunk: int, row: str = "amx", least: int = LEAST,
     share = least / CHUNKS / sum(a.products == products and a.is_for(target)
                                  for a in FORWARD.values())
     for number in range(10_000):
-        if sum(ran.values()) >= least / CHUNKS:
+        if sum(ran.values()) >= least / CHUNKS or len(failures) == ENOUGH:
             break
         p = harness.random_problem(rng, flops)
         if number % 8 == 0 and min(p.conv_h, p.conv_w) > 1:  # few draw it themselves
