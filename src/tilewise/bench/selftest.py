@@ -9,7 +9,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -36,6 +36,7 @@ from .judged import Mismatch, compare, exact, laid_out, operands, prepare, sprea
 PROBLEMS = 500  # of an algorithm
 SHARED = 25  # batch sizes, and then image sizes, that share the code of a weight
 SECONDS = 56.0  # of all; an algorithm gets its share
+LATE = 120.0  # seconds beyond its share until an algorithm is given up: code may never end
 FLOPS = 1e5  # of an image
 TRIES = 500  # draws until an algorithm takes one; a tenth is taken of the rarest
 MARGIN = 64  # floats beside a result, which nobody may write
@@ -56,7 +57,7 @@ def selftest(t: Target, tell: Tell = silent, problems: int = PROBLEMS,
              processes: int = 0) -> Outcome:
     """So many problems of every algorithm that is for a target; side by side in processes, or here.
 
-    Code that ends its process counts as wrong.
+    Code that ends its process counts as wrong, and in processes code that never ends does as well.
     """
     found, start = Outcome(), time.monotonic()
     able = [a for a in ALGORITHMS if a.takes == "addresses" and a.device == "cpu" and a.is_for(t)]
@@ -82,24 +83,37 @@ def selftest(t: Target, tell: Tell = silent, problems: int = PROBLEMS,
 def _side_by_side(able: list[Algorithm], t: Target, problems: int, processes: int,
                   share: Callable[[int], float]) -> Iterator[Outcome]:
     """What became of each algorithm, as they end."""
-    waiting, running = [a.name for a in able], dict[Future[Outcome], str]()
+    waiting, running = [a.name for a in able], dict[Future[Outcome], tuple[str, float]]()
     with _patient_threads():
         pool = _pool(processes)
         while waiting or running:
             while waiting and len(running) < processes:
                 seconds = share(len(waiting) + len(running))
                 name = waiting.pop(0)
-                running[pool.submit(tried, name, t, problems, seconds)] = name
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
+                limit = time.monotonic() + max(seconds, 0) + LATE
+                running[pool.submit(tried, name, t, problems, seconds)] = name, limit
+            first = min(limit for _, limit in running.values())
+            done, _ = wait(running, max(0, first - time.monotonic()), FIRST_COMPLETED)
+            late = "" if done else f"not done {LATE:.0f} s after its time"
+            if late:
+                done = _ended(pool, running)
             if any(isinstance(end.exception(), BrokenProcessPool) for end in done):
                 done, pool = set(running), _pool(processes)  # all that shared it are lost
             for end in done:
-                name = running.pop(end)
+                name, _ = running.pop(end)
                 if end.exception() is None:
                     yield end.result()
                 else:
-                    yield Outcome({name: 1}, [f"{name}, or one beside it: {end.exception()}"])
+                    yield Outcome({name: 1},
+                                  [f"{name}, or one beside it: {late or end.exception()}"])
         pool.shutdown()
+
+
+def _ended(pool: ProcessPoolExecutor, running: Iterable[Future[Outcome]]) -> set[Future[Outcome]]:
+    """What ran in a pool whose processes had to be stopped."""
+    for process in list(pool._processes.values()):
+        process.kill()
+    return wait(running).done
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:

@@ -43,7 +43,8 @@ class Algorithm:
         if self.device != t.device:
             return self.device is None
         writes = t.device == "cpu" and self.takes == "addresses"
-        return not writes or (t.row.is_written and (self.unit is None or t.row.matrix))
+        has_unit = self.unit is None or t.row.matrix is not None
+        return not writes or (t.row.is_written and has_unit)
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         """Reasons with the value found and the value needed; empty means it can run."""

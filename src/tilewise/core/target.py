@@ -138,7 +138,7 @@ def units_of(isa: str, identity: str) -> int:
         part = int(identity, 16) >> 4 & 0xFFF
     except ValueError:
         return 0
-    return 4 if isa == "neon" and part in FOUR_UNITS else 0
+    return 4 if isa in ("neon", "neon_bf16") and part in FOUR_UNITS else 0
 
 
 @lru_cache(maxsize=64)
