@@ -123,7 +123,7 @@ MUTATIONS = {
         shape=(300, 400)),
     "no room between lines": Mutation(replaced(narrow.Geometry, "worker_bytes",
                                                common.FilterSizes.worker_bytes), **BELL),
-    "not cut off between lines": Mutation(replaced(narrow._Fused, "_cut", lambda self, found: (
+    "not cut off between lines": Mutation(replaced(narrow.Fused, "_cut", lambda self, found: (
         narrow._Guarded._cut(self, found.plus(found.same(1))))), **BELL),
     "a mean without its half": Mutation(changed(narrow.Geometry, "_part", without_half),
                                         "uniform_filter", {"size": (19, 23)}),
