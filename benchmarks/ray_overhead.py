@@ -13,7 +13,6 @@ Ray and of its actors is told apart. Contenders take turns; the least time of th
 from __future__ import annotations
 
 import argparse
-import datetime
 import multiprocessing
 import os
 import sys
@@ -137,15 +136,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     found = rows(args.images, args.rounds)
-    if args.output:
-        import torch
+    from tilewise.bench.claims import save_claims  # brings torch, which workers import apart
 
-        from tilewise.bench.machine import facts
-        from tilewise.bench.results import Result
-
-        Result("claims", "python " + " ".join(sys.argv), datetime.date.today().isoformat(),
-               facts(torch.get_num_threads(), limits=False), vars(args) | {
-                   "output": args.output.name}, found).save(args.output)
+    save_claims(args, found)
 
 
 if __name__ == "__main__":

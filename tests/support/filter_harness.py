@@ -18,7 +18,7 @@ import tilewise
 from tilewise.core.borders import BORDERS, CONSTANT, SYNONYMS, meaning, sources
 from tilewise.image import arrays
 from tilewise.runtime import filters
-from tilewise.runtime.spare import Spare
+from tilewise.runtime.spare import SPARE, Spare
 
 from .guarded import PAGE, Mismatch, Region
 
@@ -208,7 +208,8 @@ def guarded_scratch() -> Iterator[None]:
         return torch.from_numpy(guarded((floats,), "float32", "end"))
 
     with mock.patch.object(filters.memory, "empty", empty), \
-            mock.patch.object(filters, "SPARE", Spare()):
+            mock.patch.object(Spare, "give", lambda self, floats, block: None):
+        SPARE.clear()
         yield
 
 
