@@ -208,7 +208,7 @@ def guarded_scratch() -> Iterator[None]:
         return torch.from_numpy(guarded((floats,), "float32", "end"))
 
     with mock.patch.object(filters.memory, "empty", empty), \
-            mock.patch.object(Spare, "give", lambda self, floats, block: None):
+            mock.patch.object(Spare, "give"):
         SPARE.clear()
         yield
 
