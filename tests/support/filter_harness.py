@@ -18,6 +18,7 @@ import tilewise
 from tilewise.core.borders import BORDERS, CONSTANT, SYNONYMS, meaning, sources
 from tilewise.image import arrays
 from tilewise.runtime import filters
+from tilewise.runtime.spare import SPARE, Spare
 
 from .guarded import PAGE, Mismatch, Region
 
@@ -206,7 +207,9 @@ def guarded_scratch() -> Iterator[None]:
     def empty(floats: int) -> torch.Tensor:
         return torch.from_numpy(guarded((floats,), "float32", "end"))
 
-    with mock.patch.object(filters.memory, "empty", empty):
+    with mock.patch.object(filters.memory, "empty", empty), \
+            mock.patch.object(Spare, "give"):
+        SPARE.clear()
         yield
 
 

@@ -23,6 +23,7 @@ from ..kernels.cpu import memory
 from ..kernels.cpu.emit.tiling import ceil_div
 from ..kernels.cpu.image import common as words
 from .engine import Engine
+from .spare import SPARE
 
 DTYPES: dict[str, Any] = {
     "u8": np.dtype(np.uint8), "u16": np.dtype(np.uint16), "i16": np.dtype(np.int16),
@@ -48,16 +49,16 @@ class FilterExecutable:
     def __init__(self, plan: Plan, algorithm: Algorithm, x: View, y: View) -> None:
         self.plan, self.algorithm = plan, algorithm
         built = algorithm.build(plan.inner, plan.target, plan.schedule)
-        self.at: Callable[[int, int, int, float], None] | None = None
+        self.at: Callable[[int, int, int, int], None] | None = None
         if algorithm.takes == "tensors":
             self.run: Callable[..., None] = built
         else:
             self.at = at = self._with_addresses(built, x, y)
             self.run = lambda image, out, kernel, value: at(
-                address(image), address(out), address(kernel), value)
+                address(image), address(out), address(kernel), bits_of(value))
 
     def _with_addresses(self, launch: Callable[..., None], x: View,
-                        y: View) -> Callable[[int, int, int, float], None]:
+                        y: View) -> Callable[[int, int, int, int], None]:
         generated: Any = self.algorithm
         p, t, s = _parts(self.plan)
         table = Table(p, generated.geometry(p, t, s), t, x, y)
@@ -65,10 +66,10 @@ class FilterExecutable:
         # a region of one thread starts no other, which takes longer than a small image
         threads = min(t.threads, p.n * table.tasks) if p.pixels > ALONE else 1
 
-        def at(image: int, out: int, kernel: int, value: float) -> None:
-            scratch = memory.empty(floats)
-            launch(image, kernel, table.address, _bits(value), out, scratch.data_ptr(), p.n,
-                   threads)
+        def at(image: int, out: int, kernel: int, bits: int) -> None:
+            scratch = SPARE.take(floats)
+            launch(image, kernel, table.address, bits, out, scratch[0], p.n, threads)
+            SPARE.give(floats, scratch)
 
         return at
 
@@ -106,7 +107,10 @@ class Step(NamedTuple):
     call: FilterCall
     x: int
     y: int
-    value: float
+    bits: int  # of the border's constant
+
+
+Passes = tuple[tuple[Step, ...], ...]  # the steps of each
 
 
 def _parts(plan: Plan) -> tuple[Any, Target, Schedule]:
@@ -161,7 +165,7 @@ def address(array: Any) -> int:
     return int(array.ctypes.data)
 
 
-def _bits(value: float) -> int:
+def bits_of(value: float) -> int:
     """A double as an integer word."""
     return int(struct.unpack("q", struct.pack("d", value))[0])
 
@@ -188,9 +192,9 @@ class FilterEngine(Engine):
         super().__init__(algorithms, limit)
         self.ready: Lru[FilterExecutable] = Lru(limit)
         self.calls: Lru[FilterCall] = Lru(CALL_BYTES, weigh=lambda call: call.bytes)
-        # passes over arrays of any shape; empty where each must look again
-        self.steps: Lru[tuple[Step, ...]] = Lru(CALL_BYTES, weigh=lambda steps: OVERHEAD + sum(
-            step.call.bytes for step in steps))
+        # by passes over arrays of any shape; none where each must look again
+        self.steps: Lru[Passes] = Lru(CALL_BYTES, weigh=lambda passes: OVERHEAD + sum(
+            step.call.bytes for steps in passes for step in steps))
         self._ranks: Lru[int] = Lru(limit)
 
     def plan_filter(self, p: Any, t: Target, algorithm: str | None = None) -> Plan:

@@ -31,6 +31,9 @@ from .values import (
 if TYPE_CHECKING:
     from .function import Function
 
+# x86's instructions that pick words of a vector by a vector of places
+PERMUTES = {8: "llvm.x86.avx2.permd", 16: "llvm.x86.avx512.permvar.si.512"}
+
 
 class Pointer(Value):
     """An address of elements."""
@@ -154,6 +157,20 @@ class Pointer(Value):
         return Words(f, f.ll.call(gather, [pointers, ir.Constant(I32, 4),
                                            ir.Constant(mask, [1] * lanes),
                                            ir.Constant(kind, [0] * lanes)]))
+
+    def words_at(self, places: Words, count: int) -> Words:
+        """The same from a table of at most eight, which registers hold; a gather takes longer."""
+        f, lanes = self.f, places.lanes
+        if lanes not in PERMUTES or "x86_64" not in f.isa.machines:
+            found = places.same(0)
+            for i in range(count):
+                here = self.of(FLOAT32).broadcast(i, lanes).words()
+                found = places.equals(places.same(i)).select(here, found)
+            return found
+        table = f.ll.load(self.ir, align=4, typ=ir.VectorType(I32, count))
+        spread = ir.Constant(ir.VectorType(I32, lanes), [i % count for i in range(lanes)])
+        pick = f.intrinsic(PERMUTES[lanes], places.ir.type, [places.ir.type] * 2)
+        return Words(f, f.ll.call(pick, [f.ll.shuffle_vector(table, table, spread), places.ir]))
 
     def prefetch(self, offset: Index | int = 0, level: int = 2) -> None:
         """Ask for a cache line to be brought into cache level 1, 2 or 3."""

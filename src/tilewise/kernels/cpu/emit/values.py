@@ -269,8 +269,15 @@ class Words(Value):
     def joined(self, other: Words) -> Words:
         return Words(self.f, self.f.ll.or_(self.ir, other.ir))
 
+    def unlike(self, other: Words) -> Words:
+        """Bits that are set in one of the two."""
+        return Words(self.f, self.f.ll.xor(self.ir, other.ir))
+
     def plus(self, other: Words) -> Words:
         return Words(self.f, self.f.ll.add(self.ir, other.ir))
+
+    def minus(self, other: Words) -> Words:
+        return Words(self.f, self.f.ll.sub(self.ir, other.ir))
 
     def times(self, other: Words) -> Words:
         return Words(self.f, self.f.ll.mul(self.ir, other.ir))
