@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from tilewise.bench.judged import Mismatch
+from tilewise.core.places import Place
 
 PAGE = mmap.PAGESIZE
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -49,7 +50,8 @@ class Buffer:
         self.first = values.numel() - count if side == "end" else 0
         self.last = self.first + count
         self.values = values[self.first:self.last]
-        self.address = values.data_ptr() + dtype.itemsize * self.first
+        start = values.data_ptr() + dtype.itemsize * self.first
+        self.address = Place.of(start, start, dtype.itemsize * count)  # for checked code
         region.bytes.copy_(region.untouched)
 
     def around_untouched(self) -> bool:

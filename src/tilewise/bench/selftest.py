@@ -25,6 +25,7 @@ from ..algorithms.cpu_phases import CpuPhases
 from ..core.algorithm import Algorithm
 from ..core.epilogue import Epilogue
 from ..core.errors import InvalidProblem
+from ..core.places import address, address_or_null
 from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.schedule import Schedule
@@ -216,9 +217,8 @@ def _run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule,
     count = math.prod(p.result_shape)
     made = [torch.full((size + 2 * MARGIN,), math.nan)
             for size in (count, -(-algorithm.workspace(p, t, s) // 4))]
-    addresses = [0 if value is None else value.data_ptr() for value in held]
-    y, scratch = (buffer[MARGIN:].data_ptr() for buffer in made)
-    algorithm.build(p, t, s)(*addresses, y, scratch, p.n, t.threads)
+    y, scratch = (address(buffer[MARGIN:-MARGIN]) for buffer in made)
+    algorithm.build(p, t, s)(*map(address_or_null, held), y, scratch, p.n, t.threads)
     for buffer in made:
         if not (buffer[:MARGIN].isnan().all() and buffer[-MARGIN:].isnan().all()):
             raise Mismatch("wrote beside its memory")

@@ -13,6 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from ...matrix import PAIRS
+from .checks import safe_rows
 from .elements import FLOAT32
 from .function import Function
 from .microkernel import LINE, Step, Walk
@@ -20,6 +21,7 @@ from .pointers import Pointer
 from .values import I8, I64, PTR, VOID, Index
 
 TILE = 256  # floats in the memory of a tile
+ROWS, ROW_BYTES = 16, 64  # of a tile
 MOST = 2  # tiles of C along an axis: two by two of them, two of A and two of B fill all eight
 # eight words: palette one, rows of 64 bytes, sixteen rows, in all eight tiles
 CONFIGURATION = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0,
@@ -221,5 +223,6 @@ class _Unit:
         values = [ir.Constant(I8, tile) for tile in tiles]
         if memory:
             types += [PTR, I64]
-            values += [memory[0].ir, ir.Constant(I64, operands[2])]
+            verb = "stores" if name == "tilestored64" else "loads"
+            values += safe_rows(memory[0], operands[2], ROWS, ROW_BYTES, verb)
         self.f.ll.call(self.f.intrinsic(f"llvm.x86.{name}", VOID, types), values)
