@@ -27,6 +27,7 @@ from unittest import mock
 import llvmlite.binding as llvm
 import torch
 
+from tilewise.bench.guarded import ARENA, PAGE, Buffer, Mismatch
 from tilewise.core import ISA, Isa, Target
 from tilewise.core.isa import available
 from tilewise.core.platforms.linux import arm_flags
@@ -45,7 +46,6 @@ from tilewise.kernels.cpu.emit.threads import (
 )
 
 from . import harness
-from .guarded import ARENA, PAGE, Buffer, Mismatch
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 PACKAGES = ("qemu-user-static", "gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross",

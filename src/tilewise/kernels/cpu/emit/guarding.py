@@ -67,4 +67,4 @@ def judge_all(guards: Sequence[Guard], requests: Sequence[Any]) -> None:
         try:
             guard.judge(request)
         except OutOfBounds as found:
-            raise OutOfBounds(f"kernel {number} of {len(guards)} in a row: {found}") from None
+            raise OutOfBounds(f"kernel {number + 1} of {len(guards)} in a row: {found}") from None
