@@ -5,20 +5,25 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
 
+import llvmlite.binding as llvm
 import pytest
 from support.pages import ROOT
 
+from tilewise.algorithms import ALGORITHMS
 from tilewise.core.isa import ISA
 from tilewise.core.places import CHECKED, Place, placed
 from tilewise.core.problem import Problem
 from tilewise.core.schedule import Schedule
+from tilewise.core.target import Target
 from tilewise.kernels.cpu.between import norms
 from tilewise.kernels.cpu.emit import checks, requests, threads
 from tilewise.kernels.cpu.emit.requests import Request
+from tilewise.planner.planner import inner_problem
 
 # a memory, a mask, an offset and a word of a frame; the command runs 50
 SEEDS = ("75", "33", "11", "55")
@@ -101,6 +106,21 @@ def test_checked_code_has_another_key_and_plain_code_no_checks(
     assert checked.sites
     assert {site.verb for site in checked.sites} == {"loads", "stores"}
     assert str(plain.ir).count("load") < str(checked.ir).count("load")
+
+
+def test_checked_code_of_the_matrix_unit_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be run only where there is one."""
+    monkeypatch.setattr(requests.places, "CHECKED", True)
+    p = Problem.parse("n1c64h9w9k64r3s3p1_f32_forward+bias")
+    t = Target("cpu", "amx", 2, l1=48 << 10, l2=2 << 20, l3=32 << 20)
+    algorithm: Any = next(a for a in ALGORITHMS if a.name == "cpu_direct_bf16")
+    inner = inner_problem(algorithm, p)
+    module = algorithm.request(inner, t, algorithm.default(inner, t)).module()
+    llvm.parse_assembly(str(module.ir)).verify()
+    tiles = re.findall(r"call void @\"?llvm.x86.tile(?:load|store)d\w*\"?\(.*", str(module.ir))
+    assert tiles
+    # the address and the pitch are what a check chose
+    assert all(len(re.findall(r"%\"?[.\w]+", text)) == 2 for text in tiles), tiles[0]
 
 
 @pytest.mark.skipif(CHECKED, reason="this process checks")
