@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tilewise.algorithms import ALGORITHMS
 from tilewise.bench import selftest
-from tilewise.bench.judged import Mismatch
+from tilewise.bench.judged import Mismatch, operands
 from tilewise.cli.app import app
 from tilewise.core import Algorithm, Problem, Schedule, Target
 from tilewise.core.isa import NO_ISA, available
@@ -56,8 +56,8 @@ def test_a_fault_is_told() -> None:
     assert len({text.partition(":")[0] for text in found.wrong}) >= 5
 
 
-@pytest.mark.parametrize("offset", [-1, 8])
-def test_code_that_writes_beside_its_memory_is_told(offset: int) -> None:
+@pytest.mark.parametrize("offset, side", [(-1, "end"), (8, "start")])
+def test_code_that_writes_beside_its_memory_is_told(offset: int, side: str) -> None:
     class Wild(Algorithm):
         def build(self, p: Problem, t: Target, s: Schedule) -> Any:
             def launch(x: int, weight: int, bias: int, residual: int, y: int, *others: int) -> None:
@@ -66,8 +66,9 @@ def test_code_that_writes_beside_its_memory_is_told(offset: int) -> None:
             return launch
 
     p = Problem.parse("n1c1h2w2k2r1s1_f32_forward")
-    with pytest.raises(Mismatch, match="wrote beside its memory"):
-        selftest._run(Wild(), p, Target.host(threads=1), Schedule(), [torch.ones(4)] * 4)
+    o = operands(p, "floats", 0)
+    with pytest.raises(Mismatch, match="wrote beside y"):
+        selftest._run(Wild(), p, Target.host(threads=1), Schedule(), o, o.weight, side)
 
 
 def test_code_that_ends_its_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

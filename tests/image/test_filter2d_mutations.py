@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from support import faults
-from support import filter_harness as harness
 from support.faults import changed, replaced
-from support.filter_harness import Case, guarded, random_kernel, random_pixels
 from support.mutations import whole_vectors
 
+from tilewise.bench import filter_cases as harness
+from tilewise.bench.filter_cases import Case, guarded, random_kernel, random_pixels
 from tilewise.core import lowrank
 from tilewise.core.borders import sources
 from tilewise.image.arrays import ENGINE

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, seed, settings
-from support.filter_harness import growth_on_disk
 from support.harness import in_process, sample
 from support.image_cases import FILTERS, Seen, cases, check, is_wrong_in_scipy, released
+from support.on_disk import growth_on_disk
 
 import tilewise
 from tilewise import filter2d, image

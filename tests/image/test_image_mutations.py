@@ -11,9 +11,9 @@ import pytest
 from support import faults
 from support import image_cases as harness
 from support.faults import changed, replaced
-from support.filter_harness import guarded, random_pixels, released
 from support.mutations import whole_vectors
 
+from tilewise.bench.filter_cases import guarded, random_pixels, released
 from tilewise.core import selection
 from tilewise.image import linear, orders, windows
 from tilewise.image.arrays import ENGINE

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from support.filter_harness import guarded, guarded_scratch, random_pixels, released, untouched
 from support.harness import sample
 
 from tilewise.algorithms import FILTERS
+from tilewise.bench.filter_cases import guarded, guarded_scratch, random_pixels, released, untouched
 from tilewise.core import NoAlgorithm, Target
 from tilewise.core.filter import FORMS, Filter
 from tilewise.core.isa import available

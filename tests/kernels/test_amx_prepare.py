@@ -6,10 +6,10 @@ import itertools
 from typing import Any
 
 import torch
-from support.guarded import launch_guarded
 from support.harness import in_process
 from support.matrix_unit import needs_amx
 
+from tilewise.bench.guarded import launch_guarded
 from tilewise.core import Problem, Schedule, Target
 from tilewise.core.isa import ISA
 from tilewise.kernels.cpu.emit.launch import launcher

@@ -27,6 +27,7 @@ from unittest import mock
 import llvmlite.binding as llvm
 import torch
 
+from tilewise.bench.guarded import ARENA, PAGE, Buffer, Mismatch, launch_guarded
 from tilewise.core import ISA, Isa, Problem, Schedule, Target
 from tilewise.core.isa import available
 from tilewise.core.platforms.linux import arm_flags
@@ -46,7 +47,6 @@ from tilewise.kernels.cpu.emit.threads import (
 from tilewise.kernels.cpu.prepare import direct_matrix
 
 from . import harness
-from .guarded import ARENA, PAGE, Buffer, Mismatch, launch_guarded
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 PACKAGES = ("qemu-user-static", "gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross",

@@ -17,6 +17,7 @@ import torch
 from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.cpu_few_rows import CpuFewRows
 from tilewise.bench.drawn import STEPS, more_filters, quickest, random_problem, random_schedule
+from tilewise.bench.guarded import launch_guarded
 from tilewise.bench.judged import (
     Mismatch,
     Operands,
@@ -35,7 +36,6 @@ from tilewise.planner.planner import inner_problem
 from tilewise.runtime import masks
 
 from . import forks
-from .guarded import launch_guarded
 
 __all__ = ["STEPS", "keeps_integers", "more_filters", "quickest", "random_problem",
            "random_schedule", "rms"]  # for tests, beside what is used here

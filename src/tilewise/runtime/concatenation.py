@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.places import address
 from ..core.remembered import Remembered
 from ..core.schedule import Schedule
 from ..kernels.cpu.between.concatenation import MOST as TOGETHER
@@ -27,11 +28,11 @@ class Run(NamedTuple):
     made: Layout  # of a result that the caller does not give
 
     def __call__(self, parts: Sequence[Tensor], y: Tensor) -> Tensor:
-        address = y.data_ptr()
+        start = address(y)
         for launch, column, which in self.launches:
-            places = [part.data_ptr() for part in parts[which]]
+            places = [address(part) for part in parts[which]]
             places += [0] * (TOGETHER - len(places))
-            launch(*places, address + 4 * column, 0, 1, self.threads)
+            launch(*places, start + 4 * column, 0, 1, self.threads)
         return y
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.activations import SLOPED, is_activation
 from ..core.algorithm import Algorithm
+from ..core.places import address, address_or_null
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.watching import watcher
@@ -150,8 +151,9 @@ class Executable:
             scratch = memory.empty(floats) if floats else None
             bias = None if bias is None else bias.contiguous()
             batch = p.n if out is None else out.shape[0]
-            found = launch(x.data_ptr(), weight.data_ptr(), _address(bias), _address(residual),
-                           y.data_ptr(), _address(scratch), batch, threads, _address(mask))
+            found = launch(address(x), address(weight), address_or_null(bias),
+                           address_or_null(residual), address(y), address_or_null(scratch),
+                           batch, threads, address_or_null(mask))
             return None if found and may_fail else y
 
         return run
@@ -184,10 +186,6 @@ def _strides(p: Problem) -> tuple[int, ...]:
     if _result_layout(p) == "nhwc":
         return (h * w * k, 1, w * k, k)
     return (k * h * w, h * w, w, 1)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 Step = Callable[[Tensor, Any, Any], Tensor]  # of the output so far, the bias and the residual

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core import places
 from ..core.algorithm import Algorithm
 from ..core.borders import CONSTANT, sources
 from ..core.filter import ELEMENTS, Filter
 from ..core.lowrank import rank_of
 from ..core.lru import Lru
+from ..core.places import placed
 from ..core.plan import Plan
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -31,6 +33,7 @@ DTYPES: dict[str, Any] = {
 LOOK_FOR_RANK = 4  # rows and columns
 ALONE = 1 << 14  # values of an output that one thread makes
 CALL_BYTES = 64 << 20  # of prepared kernels that are kept
+WORDS = 18  # that a table begins with
 OVERHEAD = 4096  # bytes of a call beside its kernel, generously
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -124,19 +127,20 @@ class Table:
     """
 
     def __init__(self, p: Filter, g: Any, t: Target, x: View, y: View) -> None:
-        self.rows = _offsets(sources(p.h, p.anchor[0], p.r - 1 - p.anchor[0], p.border),
-                             x.strides[1])
+        rows = _offsets(sources(p.h, p.anchor[0], p.r - 1 - p.anchor[0], p.border), x.strides[1])
         left, right = p.anchor[1], p.s - 1 - p.anchor[1]
         columns = sources(p.w, left, right, p.border)
         outside = np.concatenate([columns[:left], columns[left + p.w:]])
         across = _offsets(outside, x.strides[2])[:, None]
         channels = np.arange(p.c) * x.strides[3]
-        self.edges = np.where(across == words.NOWHERE, across, across + channels).ravel()
+        edges = np.where(across == words.NOWHERE, across, across + channels).ravel()
         band = g.band(p.h, t.l2, t.threads)
         row = p.w * p.c
         strip = _strip(row, g.s.strip, words.LINE // ELEMENTS[p.out])
         self.tasks = ceil_div(p.h, band) * ceil_div(row, strip)  # of a plane
-        self.words = np.zeros(18, np.int64)
+        # one memory: addresses in it point into it
+        self.words = np.concatenate([np.zeros(WORDS, np.int64), rows, edges])
+        self.address = address(self.words)
         for name, value in {
                 words.HEIGHT: p.h, words.ROW: row, words.PLANES: x.planes,
                 words.X_IMAGE: x.strides[0], words.X_PLANE: x.strides[3],
@@ -144,11 +148,10 @@ class Table:
                 words.Y_IMAGE: y.strides[0], words.Y_PLANE: y.strides[3],
                 words.Y_ROW: y.strides[1], words.BAND: band, words.BANDS: ceil_div(p.h, band),
                 words.STRIP: strip, words.STRIPS: ceil_div(row, strip),
-                words.LEFT: left * p.c, words.ROWS: address(self.rows),
-                words.EDGES: address(self.edges),
+                words.LEFT: left * p.c, words.ROWS: self.address + 8 * WORDS,
+                words.EDGES: self.address + 8 * (WORDS + len(rows)),
                 words.WORKER_BYTES: g.worker_bytes(band)}.items():
             self.words[name] = value
-        self.address = address(self.words)
 
 
 def _offsets(indices: Any, stride: int) -> Any:
@@ -162,7 +165,10 @@ def _strip(row: int, most: int, line: int) -> int:
 
 
 def address(array: Any) -> int:
-    return int(array.ctypes.data)
+    first = int(array.ctypes.data)
+    if places.CHECKED:
+        return placed(first, array.shape, array.strides, array.itemsize)
+    return first
 
 
 def bits_of(value: float) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.isa import KNOWN
+from ..core.places import address
 from ..core.remembered import Remembered
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -43,7 +44,7 @@ class Run(NamedTuple):
     unused: Sizes  # a zero for the address of each operand that there is not
 
     def __call__(self, operands: Sequence[Tensor], y: Tensor) -> Tensor:
-        self.launch(*[x.data_ptr() for x in operands], *self.unused, y.data_ptr(), 0, self.batch,
+        self.launch(*[address(x) for x in operands], *self.unused, address(y), 0, self.batch,
                     self.threads)
         return y
 

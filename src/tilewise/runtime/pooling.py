@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..core.places import address
 from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
 from ..core.schedule import Schedule
@@ -29,7 +30,7 @@ def max_pool(plan: Plan) -> Callable[[Tensor], Tensor]:
 
     def run(y: Tensor) -> Tensor:
         pooled = memory.empty(p.n, p.out_h, p.out_w, p.k)
-        launch(y.data_ptr(), 0, 0, 0, pooled.data_ptr(), 0, p.n, t.threads)
+        launch(address(y), 0, 0, 0, address(pooled), 0, p.n, t.threads)
         return pooled.permute(0, 3, 1, 2)
 
     return run

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.places import address
 from ..core.watching import watcher
 from ..kernels.cpu import memory
 
@@ -30,7 +31,7 @@ class Spare:
             except IndexError:
                 pass  # another thread was faster
         block = memory.empty(floats)
-        return block.data_ptr(), block
+        return address(block), block
 
     def give(self, floats: int, block: Block) -> None:
         """For others, unless a program that is recorded goes on with it."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.isa import KNOWN
+from ..core.places import address
 from ..core.problem import Problem
 from ..core.remembered import Remembered
 from ..core.watching import watcher
@@ -50,13 +51,13 @@ def sweep(launch: Launch, table: bytes, shape: tuple[int, int, int, int], thread
     """The kernel's table lives as long as what is returned; `flat`: what it makes has no axes of
     rows and columns."""
     words = torch.frombuffer(bytearray(table), dtype=torch.int64)
-    new, address, n = _new(shape, flat), words.data_ptr(), shape[0]
+    new, taps, n = _new(shape, flat), address(words), shape[0]
 
     def run(x: Tensor, out: Tensor | None) -> Tensor:
         y = new() if out is None else out
         if (told := watcher()) is not None:
             told.keeps(words)
-        launch(x.data_ptr(), address, 0, 0, y.data_ptr(), 0, n, threads)
+        launch(address(x), taps, 0, 0, address(y), 0, n, threads)
         return y
 
     return Sweep(shape, threads, run)

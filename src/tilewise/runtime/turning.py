@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.isa import ISA, KNOWN
+from ..core.places import address
 from ..core.problem import Problem
 from ..core.remembered import Remembered
 from ..core.schedule import Schedule
@@ -86,7 +87,7 @@ def _turned(x: Tensor, layout: str, pooled: bool = True) -> Tensor | None:
     empty = memory.empty if pooled else _fresh
     y = empty(n, h, w, c).permute(0, 3, 1, 2) if layout == "nhwc" else empty(n, c, h, w)
     launch_of(_requests[c, layout, target.isa], (h * w, h * w))(
-        x.data_ptr(), 0, 0, 0, y.data_ptr(), 0, n, target.threads)
+        address(x), 0, 0, 0, address(y), 0, n, target.threads)
     return y
 
 
@@ -102,7 +103,7 @@ def joined_planes(parts: Sequence[Tensor]) -> Tensor | None:
     y, first = memory.empty(n, c, whole), 0
     for x in parts:
         launch_of(_requests[c, "nchw", target.isa], (x.shape[2], whole))(
-            x.data_ptr(), 0, 0, 0, y.data_ptr() + 4 * first, 0, n, target.threads)
+            address(x), 0, 0, 0, address(y) + 4 * first, 0, n, target.threads)
         first += x.shape[2]
     return y
 

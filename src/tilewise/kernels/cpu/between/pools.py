@@ -169,7 +169,7 @@ def _mean(f: Function, window: _Window, y: Pointer, channels: tuple[Index, Index
     """Sums of some neighbours in float32, and of those in float64, which lie on the stack."""
     lanes = f.isa.lanes
     size = (window.down.size * window.across.size).to(F64)
-    sums = Pointer(f, f.slot(CHUNK * lanes * 8), ELEMENTS["f64"])
+    sums = f.words(CHUNK * lanes).of(ELEMENTS["f64"])
     with f.loop(channels[1], start=channels[0], step=CHUNK * lanes) as chunk:
         part = chunk.i, (chunk.i + CHUNK * lanes).minimum(channels[1])
 

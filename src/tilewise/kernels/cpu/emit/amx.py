@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....core.isa import AMX
+from .checks import safe_rows
 from .elements import FLOAT32
 from .function import Function
 from .microkernel import LINE, Step, Walk
@@ -21,6 +22,7 @@ from .values import I8, I64, PTR, VOID, Index
 TILE = AMX.tile  # floats in the memory of a tile
 MOST = AMX.most_rows  # tiles of C along an axis
 A, B = MOST ** 2, MOST ** 2 + MOST  # the first tiles of both operands, behind those of C
+ROW_BYTES = FLOAT32.bytes * LINE  # of a tile
 # eight words: palette one, rows of 64 bytes, sixteen rows, in all eight tiles
 CONFIGURATION = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0,
                  0x1010_1010_1010_1010, 0)
@@ -130,5 +132,6 @@ class Tiles(Unit):
         values = [ir.Constant(I8, tile) for tile in tiles]
         if memory:
             types += [PTR, I64]
-            values += [memory[0].ir, ir.Constant(I64, operands[2])]
+            verb = "stores" if name == "tilestored64" else "loads"
+            values += safe_rows(memory[0], operands[2], AMX.rows, ROW_BYTES, verb)
         self.f.ll.call(self.f.intrinsic(f"llvm.x86.{name}", VOID, types), values)

@@ -20,6 +20,7 @@ from llvmlite import ir
 from ....core.apart import apart
 from ....core.isa import ISA
 from ....core.platforms import HERE
+from .checks import FRAME
 from .function import Function, Module
 from .pointers import Pointer
 from .units import unit_of
@@ -27,9 +28,9 @@ from .values import I32, I64, PTR, VOID, Index
 
 # words of the frame that every kernel is called with
 (X, WEIGHT, BIAS, RESIDUAL, Y, SCRATCH, BATCH, THREADS, PARALLEL, TASK, WORKER, CHUNK,
- MASK, FOUND) = range(14)  # FOUND: a kernel saw a result that is not finite
+ MASK, FOUND) = range(14)  # FOUND: a kernel saw a result that is not finite; CHECKS is behind it
 SIZES = 16  # the first of the words that a kernel names itself
-Frame = ctypes.c_int64 * 48
+Frame = ctypes.c_int64 * FRAME
 FLUSH_AND_ZERO = 0x8040  # MXCSR: denormal results and denormal operands count as zero
 FLUSH_ARM = 1 << 24  # FPCR: the same
 

@@ -43,6 +43,10 @@ class Value:
         """Another of this kind."""
         return type(self)(self.f, value)
 
+    def chosen(self, where: Any, value: Any, other: Any) -> Any:
+        """What a flag chose between this and another."""
+        return self.like(value)
+
 
 class Flag(Value):
     """A condition."""
@@ -54,7 +58,7 @@ class Flag(Value):
 
     def select(self, yes: Any, no: Any) -> Any:
         """`yes` where the condition holds, else `no`."""
-        return yes.like(self.f.ll.select(self.ir, yes.ir, no.ir))
+        return yes.chosen(self.ir, self.f.ll.select(self.ir, yes.ir, no.ir), no)
 
 
 class Index(Value):

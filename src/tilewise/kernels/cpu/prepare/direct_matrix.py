@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ....core.isa import Isa
+from ....core.places import address
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ....core.target import Target
@@ -122,5 +123,5 @@ def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
     panels = memory.empty(Geometry(p, s, t.lanes, products, t.row.matrix).weight_floats)
     strides = torch.tensor(weight.stride())
     launch = launcher(make, p, s, t.row, products)
-    launch(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0, 1, t.threads)
+    launch(address(strides), address(weight), 0, 0, address(panels), 0, 1, t.threads)
     return panels

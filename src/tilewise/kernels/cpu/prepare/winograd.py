@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....core.isa import Isa
+from ....core.places import address
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ....core.target import Target
@@ -132,5 +133,5 @@ def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Ta
     g = geometry(p, s, t.lanes, *more)
     u, strides = memory.empty(g.weight_floats), torch.tensor(weight.stride())
     launch = launch_for(make, g, t.row, *more)
-    launch(strides.data_ptr(), weight.data_ptr(), 0, 0, u.data_ptr(), 0, 1, t.threads)
+    launch(address(strides), address(weight), 0, 0, address(u), 0, 1, t.threads)
     return u

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,10 @@ from typing import Any
 
 import torch
 
-from tilewise.bench.judged import Mismatch
+from ..core.places import Place
+from .judged import Mismatch
 
 PAGE = mmap.PAGESIZE
-LIBC = ctypes.CDLL(None, use_errno=True)
 PROT_NONE = 0
 UNTOUCHED = 0x7FC0_DEAD  # a NaN that no arithmetic makes
 
@@ -36,8 +37,16 @@ class Region:
         self.untouched = torch.full((pages * PAGE // 4,), UNTOUCHED, dtype=torch.int32).view(
             torch.uint8)
         for guard in (self.floats.data_ptr() - PAGE, self.floats.data_ptr() + pages * PAGE):
-            if LIBC.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(PAGE), PROT_NONE):
-                raise OSError(ctypes.get_errno(), "mprotect failed")
+            _unmap(guard)
+
+
+def _unmap(page: int) -> None:
+    """Make a page one that kills who touches it; not on Windows, where only writes are noticed."""
+    if os.name == "nt":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), PROT_NONE):
+        raise OSError(ctypes.get_errno(), "mprotect failed")
 
 
 class Buffer:
@@ -49,7 +58,8 @@ class Buffer:
         self.first = values.numel() - count if side == "end" else 0
         self.last = self.first + count
         self.values = values[self.first:self.last]
-        self.address = values.data_ptr() + dtype.itemsize * self.first
+        start = values.data_ptr() + dtype.itemsize * self.first
+        self.address = Place.of(start, start, dtype.itemsize * count)  # for checked code
         region.bytes.copy_(region.untouched)
 
     def around_untouched(self) -> bool:
@@ -125,6 +135,17 @@ def _check_memory(buffers: dict[str, Buffer], sources: dict[str, torch.Tensor]) 
 def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Also of what is NaN, because nobody may read it."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+@contextmanager
+def swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Something else under a name, for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 class GuardedMemory:
