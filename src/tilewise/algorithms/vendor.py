@@ -178,34 +178,29 @@ def _gradient_of_padded(p: Problem) -> Any:
     return run
 
 
-def _of_seen_pixels(p: Problem) -> Problem:
-    """A strided 1x1 filter as a dense one on the pixels it sees.
+def of_seen_pixels(p: Problem, x: Any) -> tuple[Problem, Any]:
+    """A strided 1x1 filter as a dense one, and the pixels of x that it sees; others as they are.
 
     torch 2.13 writes beyond its memory in the weight's gradient of a strided one.
     """
     if (p.r, p.s) != (1, 1) or p.stride == (1, 1):
-        return p
-    return p.with_(h=p.conv_h, w=p.conv_w, stride=(1, 1), padding=(0, 0, 0, 0))
-
-
-def _seen_pixels(p: Problem, x: Any) -> Any:
+        return p, x
     from torch.nn import functional as F
 
     top, bottom, left, right = p.padding
-    return F.pad(x, (left, right, top, bottom))[..., ::p.stride[0], ::p.stride[1]]
+    seen = F.pad(x, (left, right, top, bottom))[..., ::p.stride[0], ::p.stride[1]]
+    dense = p.with_(h=p.conv_h, w=p.conv_w, stride=(1, 1), padding=(0, 0, 0, 0))
+    return dense, seen.contiguous(memory_format=_layout(p))
 
 
 def _backward_weight(p: Problem) -> Any:
     layout = _layout(p)
 
-    q = _of_seen_pixels(p)
-
     def run(x: Any, grad: Any, bias: Any, residual: Any) -> Any:
         shape = (p.k, p.group_c, p.r, p.s)
         like = grad.new_empty(shape).contiguous(memory_format=layout)
-        if q is not p:
-            x = _seen_pixels(p, x).contiguous(memory_format=layout)
-        return _gradient(q, grad, _padded(q, x), like, 1)
+        q, seen = of_seen_pixels(p, x)
+        return _gradient(q, grad, _padded(q, seen), like, 1)
 
     return run
 
