@@ -9,6 +9,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....core.isa import Isa
+from .elements import Element
 from .pointers import Pointer
 from .values import (
     BOOL,
@@ -37,9 +38,10 @@ class Function:
 
     KINDS = {"pointer": (PTR, Pointer), "index": (I64, Index)}
 
-    def __init__(self, module: Module, name: str, exported: bool, **kinds: str) -> None:
+    def __init__(self, module: Module, name: str, exported: bool, **kinds: str | Element) -> None:
         self.module, self.isa, self.name = module, module.isa, name
-        types = [self.KINDS[kind][0] for kind in kinds.values()]
+        types = [PTR if isinstance(kind, Element) else self.KINDS[kind][0]
+                 for kind in kinds.values()]
         self.ir = ir.Function(module.ir, ir.FunctionType(VOID, types), name)
         self.ir.linkage = "external" if exported else "internal"
         for attribute in ("nounwind", "noinline"):
@@ -50,9 +52,10 @@ class Function:
         self.args: dict[str, Any] = {}
         for (name_, kind), value in zip(kinds.items(), self.ir.args, strict=True):
             value.name = name_
-            if kind == "pointer":
+            if kind != "index":
                 value.add_attribute("noalias")
-            self.args[name_] = self.KINDS[kind][1](self, value)
+            self.args[name_] = (Pointer(self, value, kind) if isinstance(kind, Element)
+                                else self.KINDS[kind][1](self, value))
 
     def __enter__(self) -> Function:
         return self
@@ -186,6 +189,7 @@ class Module:
     def __init__(self, isa: Isa) -> None:
         self.isa, self.ir = isa, ir.Module("tilewise")
 
-    def function(self, name: str, exported: bool = False, **kinds: str) -> Function:
-        """A new function; arguments are named with their kind, `pointer` or `index`."""
+    def function(self, name: str, exported: bool = False, **kinds: str | Element) -> Function:
+        """A new function; arguments are named with their kind: `pointer`, which is one to float32,
+        an element, which is a pointer to such, or `index`."""
         return Function(self, name, exported, **kinds)
