@@ -6,12 +6,12 @@ from typing import Any
 
 from ..core.activations import ACTIVATIONS
 from ..core.algorithm import Algorithm
+from ..core.isa import ISA_ROWS
 from ..core.problem import DTYPES, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 
 HALVES = ("bf16", "f16")
-WIDENED = ("avx512", "avx2")  # rows whose kernels were measured on images of 16 bits
 LARGE = 64 << 10  # bytes of weights that take torch longer to pack than a kernel to start
 
 
@@ -132,9 +132,8 @@ def cpu_images(p: Problem, t: Target) -> list[str]:
         return [f"device is {t.device}, needs cpu"]
     if not t.row.is_written:
         return no_code(t)
-    if t.row.name not in WIDENED:
-        return [f"dtype is {p.dtype} on {t.isa}, needs f32, or one of {', '.join(WIDENED)}"]
-    return []
+    rows = ", ".join(row.name for row in ISA_ROWS if row.widens)
+    return [] if t.row.widens else [f"dtype is {p.dtype} on {t.isa}, needs f32, or {rows}"]
 
 
 def no_code(t: Target) -> list[str]:

@@ -28,6 +28,9 @@ class Isa:
     matrix: bool = False  # tiles of bfloat16 products, beside the vectors
     by_element: bool = False  # arithmetic can take one lane of a register for all lanes
     attributes: tuple[str, ...] = ()  # of every function, in LLVM's words
+    # whether kernels that widen bfloat16 and float16 to float32 were measured there; where a
+    # processor multiplies such numbers itself, torch does
+    widens: bool = field(default=False, repr=False)
 
     @property
     def is_written(self) -> bool:
@@ -55,8 +58,8 @@ def _sve(bits: int, lanes: int) -> Isa:
 
 ISA_ROWS = (
     Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=True),
-    Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE),
-    Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
+    Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, widens=True),
+    Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", "", widens=True),
     _sve(512, 16),
     _sve(256, 8),
     Isa("neon", ARM, frozenset(), 4, 32, True, False, "generic", "+neon",
