@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.activations import ACTIVATIONS
 from ..core.algorithm import Algorithm
-from ..core.isa import ISA_ROWS
+from ..core.isa import ISA_ROWS, NATIVE, widens
 from ..core.problem import DTYPES, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -132,8 +132,10 @@ def cpu_images(p: Problem, t: Target) -> list[str]:
         return [f"device is {t.device}, needs cpu"]
     if not t.row.is_written:
         return no_code(t)
-    rows = ", ".join(row.name for row in ISA_ROWS if row.widens)
-    return [] if t.row.widens else [f"dtype is {p.dtype} on {t.isa}, needs f32, or {rows}"]
+    if widens(t.row, p.dtype):
+        return []
+    rows = " or ".join(row.name for row in ISA_ROWS if row.widens)
+    return [f"dtype is {p.dtype} on {t.isa}, needs f32, or {rows} without {NATIVE[p.dtype]}"]
 
 
 def no_code(t: Target) -> list[str]:

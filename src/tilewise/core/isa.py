@@ -28,8 +28,7 @@ class Isa:
     matrix: bool = False  # tiles of bfloat16 products, beside the vectors
     by_element: bool = False  # arithmetic can take one lane of a register for all lanes
     attributes: tuple[str, ...] = ()  # of every function, in LLVM's words
-    # whether kernels that widen bfloat16 and float16 to float32 were measured there; where a
-    # processor multiplies such numbers itself, torch does
+    # whether kernels that widen bfloat16 and float16 to float32 were measured there
     widens: bool = field(default=False, repr=False)
 
     @property
@@ -70,6 +69,7 @@ ISA_ROWS = (
 )
 
 ISA = {row.name: row for row in ISA_ROWS}
+NATIVE = {"bf16": "avx512_bf16", "f16": "avx512_fp16"}  # flags of processors that multiply them
 NO_ISA = Isa("none", (), _NONE, 1, 1, False, False, "", "", 1)  # of machines without a row
 # whether this machine has any of them; where not, models and conv2d are torch's
 KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_ROWS)
@@ -79,6 +79,12 @@ KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_
 def cpu_flags() -> frozenset[str]:
     """Flags that the system reports; empty where it reports none."""
     return HERE.cpu_flags(platform.machine())
+
+
+def widens(row: Isa, dtype: str) -> bool:
+    """Whether kernels read such images and compute in float32; torch is faster where the processor
+    multiplies such numbers itself."""
+    return row.widens and NATIVE[dtype] not in cpu_flags()
 
 
 @lru_cache(maxsize=1)

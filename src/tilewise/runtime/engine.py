@@ -23,9 +23,8 @@ from ..kernels.cpu.emit.jit import LLVMLITE
 from ..planner.classes import VERSION as CLASSES
 from ..planner.planner import Planner
 from ..planner.wisdom import Wisdom, default_path, system_path
-from .executable import DTYPES, Executable
-
-__all__ = ["DTYPES", "Engine", "random_operands"]
+from .executable import Executable
+from .types import DTYPES
 
 # the largest error that each of torch.set_float32_matmul_precision's settings admits
 PRECISIONS = {"highest": 2e-5, "high": 2e-4, "medium": 2e-2}

@@ -22,9 +22,7 @@ from ..kernels.cpu.prepare.mirrored import mirrored
 from . import masks
 from .pooling import max_pool
 from .turning import LAYOUTS, copied, laid_out
-
-DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16,
-          "bf16": torch.bfloat16}
+from .types import DTYPES
 
 
 class Ready(NamedTuple):

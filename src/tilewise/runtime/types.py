@@ -6,9 +6,11 @@ from functools import lru_cache
 
 import torch
 
-from ..core.isa import ISA, KNOWN
+from ..core.isa import ISA, KNOWN, widens
 from ..core.target import Target
 
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16,
+          "bf16": torch.bfloat16}
 HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -19,4 +21,5 @@ def element_of(dtype: torch.dtype) -> str | None:
         return None
     if dtype == torch.float32:
         return "f32"
-    return HALVES.get(dtype) if ISA[Target.host().isa].widens else None
+    name = HALVES.get(dtype)
+    return name if name is not None and widens(ISA[Target.host().isa], name) else None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
-from ..emit import ELEMENTS, F32, F64, Function, Index, Module, Pointer, Vector
+from ..emit import ELEMENTS, F32, F64, Element, Function, Index, Module, Pointer, Vector
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .channels import Block, each_block
@@ -72,7 +72,7 @@ def make(p: Problem, s: Schedule, isa: Isa, kind: int, taps_h: int, taps_w: int)
     """
     m = Module(isa)
     with m.function("rows", **KINDS) as f:
-        _rows(f, kind, (taps_h, taps_w))
+        _rows(f, ELEMENTS[p.dtype], kind, (taps_h, taps_w))
     emit_entry(m, [emit_region(m, "pool", _tasks, f)])
     return m
 
@@ -83,15 +83,15 @@ def _tasks(f: Function, frame: Pointer) -> Index:
     return tasks
 
 
-def _rows(f: Function, kind: int, taps: tuple[int, int]) -> None:
+def _rows(f: Function, element: Element, kind: int, taps: tuple[int, int]) -> None:
     """Some rows of the result, and some of its channels."""
     z = InCode(f, None, SIZES)
     part, out_h, out_w = f.task // z.groups, z.out_h, z.out_w
     image, first = part // z.row_tasks, part % z.row_tasks * z.rows
     begin = f.task % z.groups * z.group
     end = (begin + z.group).minimum(z.channels)
-    x = f.frame.load_pointer(X) + image * z.x_image
-    y = f.frame.load_pointer(Y) + image * z.y_image
+    x = f.frame.load_pointer(X, element) + image * z.x_image
+    y = f.frame.load_pointer(Y, element) + image * z.y_image
     table, steps = f.frame.load_pointer(TABLE), (z.tap_row, z.tap_col)
     y_row, y_col = z.y_row, z.y_col
     with f.loop((first + z.rows).minimum(out_h), start=first) as row:

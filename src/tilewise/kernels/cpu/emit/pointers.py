@@ -117,9 +117,9 @@ class Pointer(Value):
     def broadcast(self, offset: Index | int = 0, lanes: int | None = None) -> Vector:
         """One float in every lane."""
         element = self.element
-        assert element.kind in (F32, F64), f"{element.name} would need to be widened"
-        return self.f.splat(self.f.ll.load((self + offset).ir, align=element.bytes,
+        same = self.f.splat(self.f.ll.load((self + offset).ir, align=element.bytes,
                                            typ=element.kind), lanes)
+        return element.widened(same, F64 if element.kind == F64 else F32)
 
     def gather(self, stride: Index, count: int, lanes: int | None = None) -> Vector:
         """The first `count` lanes from floats that are `stride` apart; the others are zero."""
