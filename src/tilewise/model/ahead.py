@@ -121,7 +121,7 @@ def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> 
     norm = block._parts[1]
     call = call_of(x, weight, bias if norm is None else norm.running_mean, *rest,
                    activation=block.activation, max_error=block.max_error)
-    if x.dtype == torch.float32:
+    if element_of(x.dtype) is not None:
         for plan in plans_of_transposed(call):
             _ask(plan, found)
             if block.is_part:

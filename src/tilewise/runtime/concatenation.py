@@ -54,10 +54,10 @@ def concatenated(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor |
 
 def _made(layouts: Layouts, is_new: bool, threads: int) -> Run | None:
     count = len(layouts) if is_new else len(layouts) - 1
-    dtype = layouts[0][2]
+    dtype = layouts[0][2] if count else torch.float64
     element = element_of(dtype)
-    if count == 0 or element is None or any(
-            own != dtype or len(shape) not in (4, 5) or 0 in shape for shape, _, own in layouts):
+    if element is None or any(own != dtype or len(shape) not in (4, 5) or 0 in shape
+                              for shape, _, own in layouts):
         return None
     n, _, *pixels = layouts[0][0]
     columns = [shape[1] for shape, _, _ in layouts[:count]]
