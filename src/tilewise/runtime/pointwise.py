@@ -27,16 +27,6 @@ from .types import element_of
 FEW, FEW_LONG = 1 << 16, 1 << 15  # floats below which one thread is as good, by `Chain.is_long`
 POOLED = 16 << 20  # bytes from which memory of the pool is worth what it takes to get it
 
-class Steps(NamedTuple):
-    """Of a `Chain`, and what its operands hold."""
-
-    steps: tuple[Step, ...]
-    dtype: str
-
-    def chain(self, kinds: Sequence[str]) -> Chain:
-        return Chain(tuple(kinds), self.steps, self.dtype)
-
-
 Layouts = tuple[tuple[Sizes, Sizes, torch.dtype], ...]
 
 
@@ -101,6 +91,16 @@ class Pointwise:
         if layouts is None:
             return None
         return self._runs[layouts, out is None, torch.get_num_threads()]
+
+
+class Steps(NamedTuple):
+    """Of a `Chain`, and what its operands hold."""
+
+    steps: tuple[Step, ...]
+    dtype: str
+
+    def chain(self, kinds: Sequence[str]) -> Chain:
+        return Chain(tuple(kinds), self.steps, self.dtype)
 
 
 def _run_of(steps: tuple[Step, ...], kinds: Sequence[str | None] | None, layouts: Layouts,
