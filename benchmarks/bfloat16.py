@@ -58,9 +58,10 @@ def contenders(model: Any, x: Tensor, compiles: bool, peers: list[str],
     if compiles:
         compiled = torch.compile(copy.deepcopy(last))
         runs["compiled"] = lambda: compiled(images)
-    runs |= {"tilewise": lambda: ours(x), "tilewise float32": lambda: wide(x.float())}
+    plain = x.float()  # which engines read, as long as it lives
+    runs |= {"tilewise": lambda: ours(x), "tilewise float32": lambda: wide(plain)}
     try:
-        runs |= engines(peers, copy.deepcopy(model).float(), x.float(), threads)
+        runs |= engines(peers, copy.deepcopy(model).float(), plain, threads)
     except Exception as reason:  # an engine that is not there, or does not take the model
         print(f"  without {', '.join(peers)}: {type(reason).__name__}: {str(reason)[:200]}")
     return runs

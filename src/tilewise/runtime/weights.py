@@ -293,7 +293,7 @@ def channels_of(bias: Tensor | None, slope: Tensor | None, executable: Executabl
     dtype = executable.weight_dtype
     if bias is not None and bias.dtype != dtype:
         source: Any = weakref.ref(bias)
-        bias = made(("as", dtype), lambda: source().detach().to(dtype), bias).value
+        bias = made(("as", str(dtype)), lambda: source().detach().to(dtype), bias).value
     if slope is None:
         return bias
     return joined(bias, slope.to(dtype), executable.plan.problem.k)
