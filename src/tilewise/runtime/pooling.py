@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..core.isa import NATIVE, widens
 from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
 from ..core.schedule import Schedule
@@ -18,9 +19,10 @@ LARGEST = 4  # windows whose values are all loaded at once
 
 
 def max_pool(plan: Plan) -> Callable[[Tensor], Tensor]:
-    """By a kernel of ours where images are channels-last and no float64, else by torch."""
+    """By a kernel of ours where images are channels-last and of a type it reads, else by torch."""
     p, t, size = plan.problem, plan.target, plan.problem.epilogue.pool
-    ours = (t.device == "cpu" and p.dtype != "f64" and plan.inner.layout == "nhwc"
+    known = p.dtype == "f32" or (p.dtype in NATIVE and widens(t.row, p.dtype))
+    ours = (t.device == "cpu" and known and plan.inner.layout == "nhwc"
             and size <= LARGEST and p.out_h * p.out_w > 0)
     if not ours:
         return lambda y: F.max_pool2d(y, size)
