@@ -65,7 +65,7 @@ MADE = {
                             "-o training_blocks.json",
                             "python benchmarks/training_blocks.py --seeds 0 4 "
                             "-o training_blocks.json"),
-    "bfloat16": Made("python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 yolov8n "
+    "bfloat16": Made("python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 "
                      "--rounds 3 -o bfloat16.json",
                      "python benchmarks/bfloat16.py mobilenet_v2 --rounds 2 --no-compile "
                      "--against -o bfloat16.json"),

@@ -185,9 +185,10 @@ def test_chains(dtype: torch.dtype) -> None:
 def test_concatenations_and_turns_move_every_bit(dtype: torch.dtype) -> None:
     every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
     x = every.view(1, 16, 64, 64).contiguous(memory_format=LAST)
-    found = concatenated([x, x[:, :5], x])
+    parts = [x, x[:, :5], x, x, x[:, 3:], x]  # more than one launch takes
+    found = concatenated(parts)
     assert found is not None
-    want = torch.cat([x, x[:, :5], x], 1)
+    want = torch.cat(parts, 1)
     torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
     turned = turning.laid_out(x, PLANES)
     torch.testing.assert_close(turned, x, rtol=0, atol=0, equal_nan=True)
