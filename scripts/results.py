@@ -69,7 +69,7 @@ MADE = {
                      "--rounds 3 -o bfloat16.json",
                      "python benchmarks/bfloat16.py mobilenet_v2 --rounds 2 --no-compile "
                      "--against -o bfloat16.json"),
-    "bfloat16_large": Made("python benchmarks/bfloat16.py vgg16 unet --rounds 3 --no-compile "
+    "bfloat16_large": Made("python benchmarks/bfloat16.py vgg16 yolov8n --rounds 3 --no-compile "
                            "-o bfloat16_large.json",
                            "python benchmarks/bfloat16.py resnet18 --rounds 2 --no-compile "
                            "--against -o bfloat16_large.json"),
