@@ -65,6 +65,14 @@ MADE = {
                             "-o training_blocks.json",
                             "python benchmarks/training_blocks.py --seeds 0 4 "
                             "-o training_blocks.json"),
+    "bfloat16": Made("python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 "
+                     "--rounds 3 -o bfloat16.json",
+                     "python benchmarks/bfloat16.py mobilenet_v2 --rounds 2 --no-compile "
+                     "--against -o bfloat16.json"),
+    "bfloat16_large": Made("python benchmarks/bfloat16.py vgg16 yolov8n --rounds 3 --no-compile "
+                           "-o bfloat16_large.json",
+                           "python benchmarks/bfloat16.py resnet18 --rounds 2 --no-compile "
+                           "--against -o bfloat16_large.json"),
     "zoo_equal": Made("python benchmarks/zoo_equal.py -o zoo_equal.json",
                       "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
     "zoo": Made("python benchmarks/zoo.py --rounds 5 --against onnxruntime openvino -o zoo.json",

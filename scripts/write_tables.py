@@ -424,6 +424,22 @@ def _claims(result: dict[str, Any]) -> list[str]:
             *(f"| {row['what']} | {row['wanted']} | {row['found']} |" for row in result["rows"])]
 
 
+def _bfloat16(result: dict[str, Any]) -> list[str]:
+    """A line for each model: times with errors, torch's in its best form."""
+    lines = ["| model | batch | tilewise ms | error | torch's best ms | error | of torch's best | "
+             "by rounds | tilewise float32 ms | OpenVINO's default ms | error |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    for row in result["rows"]:
+        times, errors, best = row["times"], row["errors"], row["best"]
+        peer = "openvino_default"
+        lines.append(f"| {row['model']} | {row['batch']} | **{_ms(times['tilewise'])}** | "
+                     f"{errors['tilewise']:.1e} | {_ms(times[best])} ({best}) | "
+                     f"{errors[best]:.1e} | **{row['ratio']:.1f}x** | {row['paired']:.1f}x | "
+                     f"{_ms(times['tilewise float32'])} | {_ms(times.get(peer))} | "
+                     f"{_format(errors.get(peer), 1, '.1e')} |")
+    return lines
+
+
 def _ms(seconds: float | None) -> str:
     """Milliseconds, three digits of them or all before the point."""
     return _format(seconds, 1e3, ".0f" if (seconds or 0) >= 0.1 else ".3g")
@@ -438,9 +454,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "training": _training, "filter2d": _filter2d, "images": _images,
     "images-equal": _images_equal, "images-large": _images_large, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
-    "arm": _arm, "arm-debian": _arm_debian, "checked-faults": _checked_faults,
-    "deep": _deep,
-    "claims": _claims,
+    "arm": _arm, "arm-debian": _arm_debian, "bfloat16": _bfloat16,
+    "checked-faults": _checked_faults, "claims": _claims, "deep": _deep,
     "training-seeds": _training_seeds, "training-blocks": _training_blocks}
 
 

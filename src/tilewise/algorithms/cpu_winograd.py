@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import accumulation_error
+from ..core.algorithm import accumulation_error, storing_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
@@ -42,10 +42,12 @@ class CpuWinograd(CpuAlgorithm):
         return winograd
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t, grid=True, pitch=True) + stride_one(p) + undivided(p)
+        return (cpu_f32_forward(p, t, grid=True, pitch=True, halves=True) + stride_one(p)
+                + undivided(p))
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
-        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * accumulation_error(p.c)
+        grown = growth(s.tile_h, p.r) * growth(s.tile_w, p.s)
+        return grown * accumulation_error(p.c) + storing_error(p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
@@ -79,7 +81,8 @@ class CpuWinograd(CpuAlgorithm):
 
 def weight_of(p: Problem, s: Any) -> tuple[Problem, Schedule]:
     """What a weight in the Winograd domain depends on."""
-    return p.weight, Schedule(tile_h=s.tile_h, tile_w=s.tile_w, order=s.order, vectors=s.vectors)
+    weight = p.weight if p.dtype == "f32" else p.weight.with_(dtype="f32")  # one kernel for all
+    return weight, Schedule(tile_h=s.tile_h, tile_w=s.tile_w, order=s.order, vectors=s.vectors)
 
 
 def is_legal(p: Problem, t: Target, s: Any) -> bool:

@@ -11,11 +11,12 @@ from ..core.gpu import GPUS
 from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
-from .common import no_grid, no_pitch
+from .common import HALVES, no_grid, no_pitch
 
 # bytes from which a result is memory that the system clears first, and how long that takes beside
 # writing it: with huge pages
 FRESH, CLEARED = 8 << 20, 0.25
+WIDENING = 1.6  # times as long a byte as float32, where torch has to widen 16 bits
 FEW = 3  # rows up to which torch multiplies without packing the weight
 
 
@@ -71,8 +72,9 @@ def _is_product(p: Problem) -> bool:
 
 def _product_cost(p: Problem, t: Target) -> float:
     """It reads the weight, for more than a few rows also writes it packed and reads that."""
-    compute = p.flops / t.peak
-    memory = p.weight_bytes / t.flow * (1 if p.n <= FEW else 3)
+    slower = 1.0 if p.dtype not in HALVES else WIDENING
+    compute = slower * p.flops / t.peak
+    memory = slower * p.weight_bytes / t.flow * (1 if p.n <= FEW else 3)
     return 5e-6 + max(compute, memory) + 0.3 * min(compute, memory)
 
 
@@ -224,7 +226,7 @@ def _turned(p: Problem, t: Target) -> float:
 def _efficiency(p: Problem, t: Target) -> float:
     """Share of the multiply-add limit that torch was seen to reach (benchmarks/planner.py)."""
     if p.dtype != "f32" or t.device == "cuda":
-        return 0.1
+        return 0.05 if p.dtype in HALVES else 0.1  # it widens them, value by value
     if p.group_c == 1 and p.groups > 1 and p.group_k > 1:
         return 0.012  # it has no kernel for several filters a channel
     if p.group_c == 1 and p.groups > 1:

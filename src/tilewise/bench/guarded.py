@@ -107,11 +107,13 @@ WORDS = ("x", "weight", "bias", "residual", "y", "scratch", "mask")  # what a ke
 
 
 def launch_guarded(kernel: Any, given: dict[str, torch.Tensor | None], made: dict[str, int],
-                   n: int, threads_: int, side: str) -> dict[str, torch.Tensor]:
+                   n: int, threads_: int, side: str,
+                   images: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """What a kernel makes, as so many values, of what it is given and may not change."""
     sources = {name: source for name, source in given.items() if source is not None}
     counts = {name: source.numel() for name, source in sources.items()} | made
-    dtypes = {name: torch.uint8 if name == "mask" else torch.float32 for name in made} | {
+    made_of = {"mask": torch.uint8, "y": images}
+    dtypes = {name: made_of.get(name, torch.float32) for name in made} | {
         name: source.dtype for name, source in sources.items()}
     with ARENA.buffers(counts.values(), side, [dtypes[name] for name in counts]) as held:
         buffers = dict(zip(counts, held))

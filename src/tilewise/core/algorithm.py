@@ -115,6 +115,12 @@ def accumulation_error(terms: int, dtype: str = "f32") -> float:
     return stored + unit * (2.0 + math.sqrt(terms))
 
 
+def storing_error(dtype: str) -> float:
+    """Bound on what one rounding of a float32 to nearest errs when it is stored: half a unit in the
+    last place."""
+    return {"f32": 0.0, "f16": 2.0 ** -11, "bf16": 2.0 ** -8}[dtype]
+
+
 def split_error(products: int, terms: int) -> float:
     """Bound on what sums of `terms` products err because the products are made of parts.
 

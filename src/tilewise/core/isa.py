@@ -61,6 +61,8 @@ class Isa:
     matrix: MatrixUnit | None = None  # products of bfloat16, beside the vectors
     by_element: bool = False  # arithmetic can take one lane of a register for all lanes
     attributes: tuple[str, ...] = ()  # of every function, in LLVM's words
+    # whether kernels that widen bfloat16 and float16 to float32 were measured there
+    widens: bool = field(default=False, repr=False)
 
     @property
     def is_written(self) -> bool:
@@ -93,8 +95,8 @@ def _sve(bits: int, lanes: int) -> Isa:
 
 ISA_ROWS = (
     Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=AMX),
-    Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE),
-    Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
+    Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, widens=True),
+    Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", "", widens=True),
     _sve(512, 16),
     _sve(256, 8),
     Isa("neon_bf16", ARM, frozenset({"bf16"}), 4, 32, True, False, "generic", "+neon,+bf16",
@@ -107,6 +109,7 @@ ISA_ROWS = (
 )
 
 ISA = {row.name: row for row in ISA_ROWS}
+NATIVE = {"bf16": "avx512_bf16", "f16": "avx512_fp16"}  # flags of processors that multiply them
 NO_ISA = Isa("none", (), _NONE, 1, 1, False, False, "", "", 1)  # of machines without a row
 # whether this machine has any of them; where not, models and conv2d are torch's
 KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_ROWS)
@@ -116,6 +119,12 @@ KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_
 def cpu_flags() -> frozenset[str]:
     """Flags that the system reports; empty where it reports none."""
     return HERE.cpu_flags(platform.machine())
+
+
+def widens(row: Isa, dtype: str) -> bool:
+    """Whether kernels read such images and compute in float32; torch is faster where the processor
+    multiplies such numbers itself."""
+    return row.widens and NATIVE[dtype] not in cpu_flags()
 
 
 @lru_cache(maxsize=1)

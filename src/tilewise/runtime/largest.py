@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.places import address
 from ..core.remembered import Remembered
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -77,8 +78,8 @@ def indices(bytes_: Tensor, shape: Shape, windows: Both) -> Tensor:
 
 
 def _launch(run: _Run, x: Tensor, y: Tensor, bytes_: Tensor) -> None:
-    run.launch(x.data_ptr(), run.table.data_ptr(), 0, 0, y.data_ptr(), 0, len(x), run.threads,
-               bytes_.data_ptr())
+    run.launch(address(x), address(run.table), 0, 0, address(y), 0, len(x), run.threads,
+               address(bytes_))
 
 
 def _forward_run(shape: Shape, windows: Both, threads: int) -> _Run:

@@ -16,7 +16,7 @@ from ..kernels.cpu.between import pools
 from ..kernels.cpu.between.pools import AVERAGE, LENGTH, MAX, MEAN, Line
 from ..kernels.cpu.emit.launch import launcher
 from ..kernels.cpu.emit.tiling import ceil_div
-from .sweeps import ALONE, ANY, Images, Sweep, after, as_tuple, run, sweep
+from .sweeps import ALONE, Images, Sweep, after, as_tuple, run, sweep
 from .windows import Windows, adaptive, each, stretches, whole
 
 Pair = int | Sequence[int]
@@ -128,7 +128,8 @@ def _global(x: Images, flat: bool, divisor: int = 0) -> Sweep | None:
     row, divisor = x._replace(h=1, w=x.h * x.w), divisor or x.h * x.w
     mean = _pool(row, MEAN, whole(1, 1), whole(row.w, divisor), flat=flat)
     vectors, parts = x.n * ceil_div(x.c, Target.host().lanes), min(x.h, TASKS * x.threads)
-    if mean is None or mean.threads == 1 or vectors >= x.threads or parts == 1:
+    if mean is None or mean.threads == 1 or vectors >= x.threads or parts == 1 or (
+            x.dtype != "f32"):  # sums in between would be rounded
         return mean
     sums = _pool(x._replace(to=x.c), MEAN, stretches(x.h, parts), whole(x.w, 1))
     mean = _pool(x._replace(h=1, w=parts, pitch=x.c), MEAN, whole(1, 1), whole(parts, divisor),
@@ -161,11 +162,11 @@ def _pool(x: Images, kind: int, rows: list[Line], columns: list[Line],
     if kind in (MEAN, LENGTH) or 0 in taps or taps[0] * taps[1] > UNROLLED:
         taps = 0, 0  # in a loop
     work = x.n * x.c * sum(line.taps for line in rows) * sum(line.taps for line in columns)
-    launch = launcher(pools.make, ANY, Schedule(), Target.host().row, kind, *taps,
+    launch = launcher(pools.make, x.code, Schedule(), Target.host().row, kind, *taps,
                       sizes=words(x, len(rows), len(columns), holes, work))
     table = pools.table(apart(rows, x.w * x.pitch), apart(columns, x.pitch))
     return sweep(launch, table, (x.n, x.c, len(rows), len(columns)),
-                 x.threads if work > ALONE else 1, flat)
+                 x.threads if work > ALONE else 1, flat, x.dtype)
 
 
 def apart(lines: list[Line], step: int) -> list[Line]:

@@ -265,8 +265,10 @@ class _Call:
             return view
         root = view.root
         if root.kind == ARENA:
-            start = self.arena.storage_offset() + self.program._places[root.number] // 4
-            return self.arena.as_strided(view.shape, view.stride, start + view.offset)
+            place = self.program._places[root.number] // root.itemsize
+            arena = self.arena if root.dtype == torch.float32 else self.arena.view(root.dtype)
+            start = arena.storage_offset() + place
+            return arena.as_strided(view.shape, view.stride, start + view.offset)
         whole = self.memories[root.number]
         if view.is_whole:
             return whole
@@ -277,5 +279,5 @@ def _fresh(root: Root) -> Tensor:
     """Memory that outlives the call."""
     if not root.pooled:
         return torch.empty_strided(root.shape, root.stride, dtype=root.dtype)
-    flat = memory.empty(root.bytes // root.itemsize)
+    flat = memory.empty(root.bytes // root.itemsize, dtype=root.dtype)
     return flat.as_strided(root.shape, root.stride, flat.storage_offset())

@@ -18,7 +18,6 @@ from ...core.errors import OutOfMemory
 from ...core.locks import fork_safe_lock
 from ...core.platforms import HERE
 from ...core.watching import watcher
-from .emit.elements import FLOAT32
 
 MB = 1 << 20
 SMALL = 512 << 10  # below this, torch's own allocator is as good
@@ -190,15 +189,15 @@ def _block_type(size: int) -> Any:
 POOL = Pool()
 
 
-def empty(*shape: int) -> torch.Tensor:
-    """An uninitialised float32 tensor, contiguous in the order of `shape`."""
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """An uninitialised tensor, contiguous in the order of `shape`."""
     count = 1
     for size in shape:
         count *= size
-    size = count * FLOAT32.bytes
+    size = count * dtype.itemsize
     if size < SMALL:
-        return noted(torch.empty(shape, dtype=torch.float32))
-    values = torch.frombuffer(POOL.take(size), dtype=torch.float32, count=count)
+        return noted(torch.empty(shape, dtype=dtype))
+    values = torch.frombuffer(POOL.take(size), dtype=dtype, count=count)
     return noted(values if len(shape) == 1 else values.view(shape))
 
 

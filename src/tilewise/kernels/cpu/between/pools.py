@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
-from ..emit import ELEMENTS, F32, F64, Function, Index, Module, Pointer, Vector
+from ..emit import ELEMENTS, F32, F64, Element, Function, Index, Module, Pointer, Vector
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .channels import Block, each_block
@@ -72,7 +72,7 @@ def make(p: Problem, s: Schedule, isa: Isa, kind: int, taps_h: int, taps_w: int)
     """
     m = Module(isa)
     with m.function("rows", **KINDS) as f:
-        each_window(f, partial(_pixel, f, kind, (taps_h, taps_w)))
+        each_window(f, partial(_pixel, f, kind, (taps_h, taps_w)), ELEMENTS[p.dtype])
     emit_entry(m, [emit_region(m, "pool", tasks, f)])
     return m
 
@@ -83,8 +83,8 @@ def tasks(f: Function, frame: Pointer) -> Index:
     return count
 
 
-def each_window(f: Function,
-                body: Callable[[Window, Pointer, tuple[Index, Index]], None]) -> None:
+def each_window(f: Function, body: Callable[[Window, Pointer, tuple[Index, Index]], None],
+                element: Element = ELEMENTS["f32"]) -> None:
     """body(window, pixel of the result, first and last channel) for the rows and channels of a
     task."""
     z = InCode(f, None, SIZES)
@@ -92,8 +92,8 @@ def each_window(f: Function,
     image, first = part // z.row_tasks, part % z.row_tasks * z.rows
     begin = f.task % z.groups * z.group
     end = (begin + z.group).minimum(z.channels)
-    x = f.frame.load_pointer(X) + image * z.x_image
-    y = f.frame.load_pointer(Y) + image * z.y_image
+    x = f.frame.load_pointer(X, element) + image * z.x_image
+    y = f.frame.load_pointer(Y, element) + image * z.y_image
     table, steps = f.frame.load_pointer(TABLE), (z.tap_row, z.tap_col)
     y_row, y_col = z.y_row, z.y_col
     with f.loop((first + z.rows).minimum(out_h), start=first) as row:

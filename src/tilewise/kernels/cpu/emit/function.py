@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from ....core.isa import Isa
 from . import checks
+from .elements import Element
 from .pointers import Pointer
 from .values import (
     BOOL,
@@ -38,11 +39,13 @@ class Function:
 
     KINDS = {"pointer": (PTR, Pointer), "index": (I64, Index)}
 
-    def __init__(self, module: Module, name: str, exported: bool, **kinds: str) -> None:
-        self.module, self.isa, self.name, self.kinds = module, module.isa, name, kinds
-        types = [self.KINDS[kind][0] for kind in kinds.values()]
+    def __init__(self, module: Module, name: str, exported: bool, **kinds: str | Element) -> None:
+        self.module, self.isa, self.name = module, module.isa, name
+        self.kinds = {name_: "pointer" if isinstance(kind, Element) else kind
+                      for name_, kind in kinds.items()}
+        types = [self.KINDS[kind][0] for kind in self.kinds.values()]
         if module.sites is not None:
-            types += checks.more_types(kinds)
+            types += checks.more_types(self.kinds)
         self.ir = ir.Function(module.ir, ir.FunctionType(VOID, types), name)
         self.ir.linkage = "external" if exported else "internal"
         for attribute in ("nounwind", "noinline"):
@@ -53,12 +56,13 @@ class Function:
         self.args: dict[str, Any] = {}
         for (name_, kind), value in zip(kinds.items(), self.ir.args):
             value.name = name_
-            if kind == "pointer":
+            if kind != "index":
                 value.add_attribute("noalias")
-            self.args[name_] = self.KINDS[kind][1](self, value)
+            self.args[name_] = (Pointer(self, value, kind) if isinstance(kind, Element)
+                                else self.KINDS[kind][1](self, value))
         self.table: Any = None  # of checks
         if module.sites is not None:
-            checks.receive(self, kinds)
+            checks.receive(self, self.kinds)
 
     def __enter__(self) -> Function:
         return self
@@ -196,6 +200,7 @@ class Module:
         self.isa, self.ir = isa, ir.Module("tilewise")
         self.sites = checks.new_sites()
 
-    def function(self, name: str, exported: bool = False, **kinds: str) -> Function:
-        """A new function; arguments are named with their kind, `pointer` or `index`."""
+    def function(self, name: str, exported: bool = False, **kinds: str | Element) -> Function:
+        """A new function; arguments are named with their kind: `pointer`, which is one to float32,
+        an element, which is a pointer to such, or `index`."""
         return Function(self, name, exported, **kinds)

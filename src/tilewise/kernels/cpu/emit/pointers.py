@@ -139,8 +139,8 @@ class Pointer(Value):
     def broadcast(self, offset: Index | int = 0, lanes: int | None = None) -> Vector:
         """One float in every lane."""
         element = self.element
-        assert element.kind in (F32, F64), f"{element.name} would need to be widened"
-        return self.f.splat((self + offset)._one(), lanes)
+        same = self.f.splat((self + offset)._one(), lanes)
+        return element.widened(same, F64 if element.kind == F64 else F32)
 
     def _one(self) -> Any:
         """The element here."""
