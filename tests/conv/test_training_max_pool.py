@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support import faults
-from support.guarded import Mismatch
 from support.harness import sample
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.bench.judged import Mismatch
 from tilewise.conv.max_pool import pooled
 from tilewise.core.isa import ISA
 from tilewise.core.target import Target
