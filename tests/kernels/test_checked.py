@@ -64,6 +64,46 @@ print(json.dumps({"error": error, "programs": len(programs), "in_a_row": in_a_ro
 """
 
 
+SHORT = """
+import numpy as np
+from tilewise import image
+from tilewise.core.errors import OutOfBounds
+from tilewise.core.places import Place
+from tilewise.runtime import filters
+
+pixels = np.random.default_rng(0).integers(0, 256, (64, 90), dtype=np.uint8)
+out, placed = np.empty_like(pixels), filters.placed
+
+def short(first, *rest):
+    place = placed(first, *rest)
+    return Place.of(int(place), place.start, 10) if int(first) == out.ctypes.data else place
+
+filters.placed = short
+for run in (lambda: image.median(pixels, 25, output=out),
+            lambda: image.median(pixels, 3, output=out),
+            lambda: image.uniform(pixels, 5, output=out),
+            lambda: image.gaussian(pixels, 1.0, output=out)):
+    try:
+        run()
+        print("passed")
+    except OutOfBounds:
+        print("found")
+"""
+LATER = """
+import os
+import torch
+import tilewise
+
+os.environ["TILEWISE_CHECK"] = "1"  # too late for this process, and for those that it starts
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Conv2d(c, c + 8, 3) for c in (8, 16, 24, 32))).eval()
+x = torch.randn(1, 8, 16, 16)
+with torch.no_grad():
+    expected, fast = model(x), tilewise.optimize(model)
+    print(max(float((fast(x) - expected).abs().max()) for _ in range(3)) < 1e-5)
+"""
+
+
 def run_checked(*command: str) -> str:
     environment = {**os.environ, "TILEWISE_CHECK": "1", "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True,
@@ -93,6 +133,18 @@ def test_users_are_told_what_was_found() -> None:
     assert "in rows, written by between/" in found["short"]
     assert found["in_a_row"].startswith("kernel ")
     assert "of y, which has" in found["in_a_row"]
+
+
+def test_filters_that_write_too_far_are_found() -> None:
+    assert run_checked("-c", SHORT).split() == ["found"] * 4
+
+
+def test_the_mode_is_that_of_the_start(tmp_path: Any) -> None:
+    environment = {**os.environ, "TILEWISE_CHECK": "0", "TILEWISE_CACHE_DIR": str(tmp_path)}
+    for code in (LATER, LATER.replace('"] = "1"', '"] = "0"')):  # both by the same files
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              env=environment)
+        assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
 
 
 def test_checked_code_has_another_key_and_plain_code_no_checks(

@@ -93,7 +93,7 @@ class CpuPhases(Algorithm):
 
     def best(self, phase: Phase, t: Target) -> Choice:
         """The algorithm that takes the least time, for any number of threads."""
-        q, common = phase.problem, t.with_(threads=2)
+        q, common = phase.problem, t.on_two
         best = min(self._able(phase, t), key=lambda a: a.cost(q, common, a.default(q, common)))
         return best, best.default(q, t)
 

@@ -221,7 +221,7 @@ def _default(p: Problem, t: Target) -> Schedule:
 def chosen(p: Problem, t: Target, likely: Callable[..., list[Schedule]],
            cost: Callable[[Target, Schedule], float]) -> Schedule:
     """The cheapest of a few by the cost model; the tile, and so the bits, for any threads."""
-    common = t.with_(threads=2)
+    common = t.on_two
 
     def outline(size: tuple[int, int]) -> float:
         """By two schedules that differ most."""

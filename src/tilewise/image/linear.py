@@ -351,7 +351,7 @@ def _fused(given: Any, dtype: Any, first: Window, then: Window) -> str:
     """How small integers are filtered along two axes at once; "" where they cannot be."""
     means = [window.form == "mean" for window in (first, then)]
     if given not in SMALL or dtype not in SMALL or first.axes > then.axes or (
-            any(means) != all(means)):
+            any(means) != all(means)) or 1 in (first.kernel.size, then.kernel.size):
         return ""
     if not any(means):
         both = is_bell(first.kernel) and is_bell(then.kernel)

@@ -191,7 +191,7 @@ class Pointer(Value):
                 here = self.of(FLOAT32).broadcast(i, lanes).words()
                 found = places.equals(places.same(i)).select(here, found)
             return found
-        table = f.ll.load(self.ir, align=4, typ=ir.VectorType(I32, count))
+        table = f.ll.load(safe(self, 4 * count, "loads"), align=4, typ=ir.VectorType(I32, count))
         spread = ir.Constant(ir.VectorType(I32, lanes), [i % count for i in range(lanes)])
         pick = f.intrinsic(PERMUTES[lanes], places.ir.type, [places.ir.type] * 2)
         return Words(f, f.ll.call(pick, [f.ll.shuffle_vector(table, table, spread), places.ir]))
