@@ -147,6 +147,19 @@ def test_gradients_of_gradients() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+def test_many_gradients_at_once() -> None:
+    x = torch.randn(2, 4, 6, 6).contiguous(memory_format=LAST).requires_grad_()
+    many = torch.randn(3, 2, 4, 3, 3)
+    found = [torch.autograd.grad(pool(x, 2), x, many, is_grads_batched=True)[0]
+             for pool in (pooled, F.max_pool2d)]
+    assert torch.equal(*found)
+
+
+def test_windows_of_a_large_image_take_no_time() -> None:
+    """Each value's are found in one step."""
+    assert len(windows.Windows(3, 2, 1).turned(50_000)) == 50_000
+
+
 def test_what_is_torchs() -> None:
     x = torch.randn(1, 4, 40, 40).contiguous(memory_format=LAST)
     assert pooled(x, 3) is None  # without gradients

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tilewise.core.errors import OutOfMemory
 from tilewise.core.lru import Lru
 from tilewise.kernels.cpu import memory
 from tilewise.kernels.cpu.memory import Pool
@@ -50,6 +51,12 @@ def test_blocks_that_nobody_takes_any_more_go(pool: Pool) -> None:
         for _ in range(20):
             forward(size)
     assert pool.kept == 2 * 32 * MB
+
+
+def test_what_is_refused_is_not_counted(pool: Pool) -> None:
+    with pytest.raises(OutOfMemory):
+        pool.take(1 << 50)
+    assert (pool.used, pool.most_used) == (0, 0)
 
 
 def test_blocks_of_one_burst_go(pool: Pool) -> None:

@@ -50,7 +50,7 @@ class _Pooled(torch.autograd.Function):
 def _by_torch(ctx: Any, grad: Tensor, bytes_: Tensor) -> Tensor:
     """In an operator that autograd knows how to differentiate; it reads the images' form alone."""
     down, across = ctx.windows
-    like = grad.new_empty(ctx.shape).contiguous(memory_format=LAST)
+    like = torch.empty(ctx.shape, dtype=grad.dtype, memory_format=LAST)  # of no vmap
     found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
         grad, like, [down.taps, across.taps], [down.stride, across.stride],
         [down.padding, across.padding], [1, 1], down.ceil_mode,

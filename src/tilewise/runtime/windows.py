@@ -38,8 +38,8 @@ class Windows(NamedTuple):
 
     def turned(self, size: int, row: int = 1) -> list[Line]:
         """For each value the windows that it is in, and its number in the first of them."""
-        return [self._windows_of(i + self.padding, len(self.lines(size)), row)
-                for i in range(size)]
+        outputs = len(self.lines(size))
+        return [self._windows_of(i + self.padding, outputs, row) for i in range(size)]
 
     def _windows_of(self, place: int, outputs: int, row: int) -> Line:
         first = max(0, ceil_div(place - self.taps + 1, self.stride))

@@ -72,11 +72,21 @@ class Pool:
                 self._patience[size] = 2 * self._patience.get(size, PATIENCE)
             self._takes += 1
             idle = self._pull_idle() if self._takes % SWEEP == 0 else []
-            self.used += fitting or size
+            self.used, most = self.used + (fitting or size), self.most_used
             self.most_used = max(self.most_used, self.used)
             idle += self._pull_until(max(ALWAYS, self.most_used) - self.used)
         del idle  # unmapped outside of the lock
-        return _block_type(fitting or size).on(region or self._map(size), self)
+        return _block_type(fitting or size).on(region or self._mapped(size, most), self)
+
+    def _mapped(self, size: int, most: int) -> mmap.mmap:
+        """Counted already: what the system refuses is taken off again; `most` was used before."""
+        try:
+            return self._map(size)
+        except OutOfMemory:
+            with self._lock:
+                self.used -= size
+                self.most_used = max(self.used, most)
+            raise
 
     def give(self, region: mmap.mmap, size: int) -> None:
         """A tensor can die in the middle of anything, even of `take`: then that sorts it in."""
