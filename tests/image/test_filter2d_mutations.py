@@ -73,7 +73,7 @@ MUTATIONS = {
     "short row": Mutation(changed(filter_common.FilterSizes, "span", lambda span: span - 1)),
     "one row down": Mutation(one_row_down),
     "border off by one": Mutation(replaced(filters, "sources", shifted)),
-    "wrong constant": Mutation(replaced(filters, "_bits", lambda value: 0), border="constant"),
+    "wrong constant": Mutation(replaced(filters, "bits_of", lambda value: 0), border="constant"),
     "too wide strips": Mutation(changed(filters, "_strip", lambda strip: 2 * strip),
                                 shape=(9, 5000)),
     "nothing across": Mutation(replaced(filter_separable, "factors", no_rows), **SEPARABLE),

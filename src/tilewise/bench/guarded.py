@@ -156,9 +156,10 @@ class GuardedMemory:
     def __init__(self) -> None:
         self.taken = 0
 
-    def empty(self, floats: int) -> torch.Tensor:
+    def empty(self, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         self.taken += 1
-        region = Region(max(1, -(-4 * floats // PAGE)))
-        region.floats.fill_(float("nan"))
-        start = region.floats.numel() - floats if self.taken % 2 and floats % 16 == 0 else 0
-        return region.floats[start:start + floats]
+        size = count * dtype.itemsize
+        region = Region(max(1, -(-size // PAGE)))
+        whole = region.floats.fill_(float("nan")).view(torch.uint8)
+        start = whole.numel() - size if self.taken % 2 and size % 64 == 0 else 0
+        return whole[start:start + size].view(dtype)
