@@ -8,7 +8,7 @@ from typing import Any
 from ..core.cost import seconds
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .filter_common import CpuFilter, strip
+from .filter_common import BytesFilter, strip
 
 
 def registers(rows: int, vectors: int) -> int:
@@ -16,30 +16,17 @@ def registers(rows: int, vectors: int) -> int:
     return 3 * rows * vectors + 2
 
 
-class FilterBells(CpuFilter):
+class FilterBells(BytesFilter):
     """Down, then across; flat windows are noticed beside their sums, which pays for few taps."""
 
     name = "filter_bells"
     version = 1
     forms = frozenset({"bells"})
-    bounds_constant = True
 
     def kernel(self) -> Any:
         from ..kernels.cpu.image import blurs
 
         return blurs
-
-    def seen_by_kernel(self, p: Any) -> Any:
-        return p.with_(rank=0)
-
-    def reject(self, p: Any, t: Target) -> list[str]:
-        reasons = super().reject(p, t)
-        if {p.dtype, p.out} != {"u8"}:
-            reasons.append(f"types are {p.dtype} and {p.out}, needs u8")
-        return reasons
-
-    def error(self, p: Any, t: Target, s: Schedule) -> float:
-        return 0.0
 
     def space(self, p: Any, t: Target) -> Space:
         return Space(lambda s: registers(s.rows, s.vectors) <= t.registers, rows=(1, 2, 4, 8),
