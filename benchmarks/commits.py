@@ -198,6 +198,9 @@ def main() -> None:
     if len(given.what) < 3:
         parser.error("two source trees and at least one model are needed")
     trees = [Path(word) for word in given.what[:2]]
+    for tree in trees:
+        if not (tree / "src" / "tilewise").is_dir():
+            parser.error(f"{tree} has no src/tilewise; needs a source tree (git worktree add)")
     for what in given.what[2:]:
         compare(what, trees, given.rounds, given.threads)
 

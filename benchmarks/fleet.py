@@ -13,11 +13,9 @@ torch's own number take turns, and the least time of a batch counts.
 from __future__ import annotations
 
 import argparse
-import datetime
 import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -182,15 +180,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     found = rows(args.model, args.seconds)
-    if args.output:
-        import torch
+    from tilewise.bench.claims import save_claims  # brings torch, which workers import apart
 
-        from tilewise.bench.machine import facts
-        from tilewise.bench.results import Result
-
-        Result("claims", "python " + " ".join(sys.argv), datetime.date.today().isoformat(),
-               facts(torch.get_num_threads(), limits=False), vars(args) | {
-                   "output": args.output.name}, found).save(args.output)
+    save_claims(args, found)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ end every row of every job must be there once, with the same bits.
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import random
 import signal
@@ -192,15 +191,9 @@ def main() -> int:
     args = parser.parse_args()
     found = rows(args.images, args.kills)
     print(*(f"{row['what']}: {row['found']}" for row in found), sep="\n")
-    if args.output:
-        import torch
+    from tilewise.bench.claims import save_claims  # brings torch, which workers import apart
 
-        from tilewise.bench.machine import facts
-        from tilewise.bench.results import Result
-
-        Result("claims", "python " + " ".join(sys.argv), datetime.date.today().isoformat(),
-               facts(torch.get_num_threads(), limits=False), vars(args) | {
-                   "output": args.output.name}, found).save(args.output)
+    save_claims(args, found)
     return int(not found[0]["found"].startswith("0 "))
 
 

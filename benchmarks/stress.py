@@ -10,7 +10,6 @@ Every result is compared bit by bit with the first one. Whoever does not end in 
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 
 import tilewise
+from tilewise.bench.claims import save_claims
 from tilewise.models import lenet_b
 
 PATIENCE = 1200.0  # seconds: fifty processes share two cores, and each imports torch
@@ -145,13 +145,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     found = rows(args)
-    if args.output:
-        from tilewise.bench.machine import facts
-        from tilewise.bench.results import Result
-
-        Result("claims", "python " + " ".join(sys.argv), datetime.date.today().isoformat(),
-               facts(torch.get_num_threads(), limits=False), vars(args) | {
-                   "output": args.output.name}, found).save(args.output)
+    save_claims(args, found)
     return int(any(not row["found"].startswith("0 wrong") for row in found))
 
 

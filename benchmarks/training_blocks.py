@@ -326,7 +326,8 @@ def _apart(found: Tensor, expected: Tensor, scale: float) -> float:
 def poisoned() -> Iterator[None]:
     """What a kernel forgets to write is seen."""
     empty = memory.empty
-    with patch.object(memory, "empty", lambda *shape: empty(*shape).fill_(torch.nan)):
+    with patch.object(memory, "empty",
+                      lambda *shape, **kind: empty(*shape, **kind).fill_(torch.nan)):
         yield
 
 

@@ -12,7 +12,6 @@ convolution is torch's own; blocks of tilewise's pool are activations.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import statistics
@@ -158,15 +157,9 @@ def main() -> None:
     for row in found:
         print(f"{row['what']}: {row['found']}" + (f" (wanted: {row['wanted']})"
                                                   if row["wanted"] else ""))
-    if args.output:
-        import torch
+    from tilewise.bench.claims import save_claims  # brings torch, which workers import apart
 
-        from tilewise.bench.machine import facts
-        from tilewise.bench.results import Result
-
-        Result("claims", "python " + " ".join(sys.argv), datetime.date.today().isoformat(),
-               facts(torch.get_num_threads(), limits=False), vars(args) | {
-                   "output": args.output.name}, found).save(args.output)
+    save_claims(args, found)
 
 
 if __name__ == "__main__":

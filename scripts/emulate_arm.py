@@ -5,8 +5,9 @@
     python scripts/emulate_arm.py neon --share 0.02 -o arm.json    # few problems, to try it
 
 Needs the packages of tests/support/emulated.py. Kernels are compiled for Arm here and run under
-qemu between unmapped pages: every algorithm without a matrix unit, in every direction, by default
-and by random schedules, then the faults of tests/kernels/test_mutations.py, which must be noticed.
+qemu between unmapped pages: every algorithm in every direction, by default and by random
+schedules, then the faults of tests/kernels/test_mutations.py and of the matrix unit, which must be
+noticed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,22 +29,43 @@ sys.path.insert(0, str(ROOT / "tests"))
 COMMAND = "python scripts/emulate_arm.py -o arm.json"
 # shapes of a machine, and batch sizes that share one; some shapes are also run without images
 SHAPES = {"forward": (200, 8), "backward_data": (70, 10), "backward_weight": (70, 10)}
-FAULTS = "neon"  # the machine on which they are planted
+FLOPS = 2e5  # of an image with such products, which the emulator computes bit by bit
+PRODUCTS = 1000  # problems for each number of products of a matrix unit
+# machines on which faults are planted, and the tests that have them
+FAULTS = {"neon": "test_emulated", "bf16": "test_emulated_matrix"}
 CHUNKS = 2
+LIMIT = 3600  # seconds of a process
 
 
-def jobs(machine: str, row: str, share: float) -> list[tuple[Any, ...]]:
-    """Functions of the tests, which run in processes of their own."""
+def jobs(machine: str, row: str, share: float) -> list[tuple[str, tuple[Any, ...]]]:
+    """What a job's problems are called, and a function of the tests in a process of its own."""
+    from tilewise.core import ISA
+
     def some(count: int) -> int:
         return max(4, round(count * share))
 
-    cases = [("support.cases:run_cases", row, direction, some(shapes), sizes, chunk, CHUNKS,
-              some(shapes)) for direction, (shapes, sizes) in SHAPES.items()
-             for chunk in range(CHUNKS)]
-    others = [("test_gradients:run_masks", row), ("test_gradients:run_fused_masks", row),
-              ("test_gradients:run_prepared", row), ("test_few_rows:run_random", row),
-              ("test_grids:run_random", row, max(12, some(80)))]
-    return [("support.emulated:run", machine, *job) for job in (*cases, *others)]
+    if unit := ISA[row].matrix:  # all other kernels of such a row are those of the row below it
+        found = [("", ("test_amx:run_random", products, chunk, row, some(PRODUCTS), FLOPS))
+                 for products in unit.products for chunk in range(CHUNKS)]
+        found.append(("in several passes", ("test_amx:run_deep", row)))
+    else:
+        found = [("", ("support.cases:run_cases", row, direction, some(shapes), sizes, chunk,
+                       CHUNKS, some(shapes))) for direction, (shapes, sizes) in SHAPES.items()
+                 for chunk in range(CHUNKS)]
+        found += [("masks", ("test_gradients:run_masks", row)),
+                  ("masks", ("test_gradients:run_fused_masks", row)),
+                  ("prepared weights", ("test_gradients:run_prepared", row)),
+                  ("few rows", ("test_few_rows:run_random", row)),
+                  ("phases", ("test_grids:run_random", row, max(12, some(80))))]
+    return [(name, ("support.emulated:run", machine, *job)) for name, job in found]
+
+
+def counted(name: str, ran: Any) -> dict[str, int]:
+    """How many problems a job ran; those without a name are told apart by their algorithms."""
+    if name:
+        return {name: ran if isinstance(ran, int) else len(ran)}
+    return {algorithm: some if isinstance(some, int) else len(set(some))
+            for algorithm, some in ran.items()}
 
 
 def emulate(machine: str, share: float) -> dict[str, Any]:
@@ -51,17 +74,13 @@ def emulate(machine: str, share: float) -> dict[str, Any]:
     from support.harness import in_process
 
     start, known = time.monotonic(), MACHINES[machine]
+    asked = jobs(machine, known.row, share)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(lambda job: in_process(*job), jobs(machine, known.row, share)))
-    algorithms: dict[str, set[str]] = {}
-    for result in results[:CHUNKS * len(SHAPES)]:
-        for name, ran in result["ran"].items():
-            algorithms.setdefault(name, set()).update(ran)
-    masks, fused, weights, few, phases = (
-        result["ran"] for result in results[CHUNKS * len(SHAPES):])
-    counts = {name: len(problems) for name, problems in algorithms.items()}
-    counts |= {"masks": masks + len(fused), "prepared weights": weights, "few rows": few,
-               "phases": phases}
+        results = list(pool.map(lambda job: in_process(*job[1], limit=LIMIT),
+                                asked))
+    counts: Counter[str] = Counter()
+    for (name, _), result in zip(asked, results, strict=True):
+        counts.update(counted(name, result["ran"]))
     return {"machine": machine, "isa": known.row, "cpu": known.cpu,
             "problems": sum(counts.values()), "algorithms": counts,
             "calls": sum(result["calls"] for result in results),
@@ -70,11 +89,11 @@ def emulate(machine: str, share: float) -> dict[str, Any]:
             "seconds": round(time.monotonic() - start)}
 
 
-def plant() -> dict[str, Any]:
+def plant(tests: str) -> dict[str, Any]:
     """How many faults there are, and which of them nobody noticed."""
     from support import faults
 
-    said = faults.outcomes("test_emulated")
+    said = faults.outcomes(tests)
     unseen = []
     for name, lines in said.items():
         try:
@@ -101,8 +120,8 @@ def main() -> int:
     rows = {}
     for name in asked.machines or MACHINES:
         rows[name] = emulate(name, asked.share)
-        if name == FAULTS:
-            rows[name]["faults"] = plant()
+        if name in FAULTS:
+            rows[name]["faults"] = plant(FAULTS[name])
         print(json.dumps(rows[name]), flush=True)
         save(asked.path, rows)
     faults = [row["faults"]["unseen"] for row in rows.values() if "faults" in row]

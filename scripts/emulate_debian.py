@@ -15,7 +15,9 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,8 @@ PACKAGES = ("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib
 TORCH = "torch==2.10.0"  # the last whose wheel for Arm is one for CPUs alone
 CPU = "neoverse-n1"
 QEMU = "qemu-aarch64-static"
+LIMIT = 3600  # seconds of a check
+BLOCK = re.compile(r"README\.md:\d+: [\d.]+ s")  # what run_readme.py says of each
 # children must find the same Python: this machine cannot run the other one by itself
 PYTHON = """#!/bin/sh
 export PYTHONPATH={place}/site:{place}/boot PATH={place}/bin
@@ -108,16 +112,32 @@ def outcome(name: str, place: Path, python: Path) -> dict[str, Any]:
     start = time.monotonic()
     environment = {**os.environ, "TILEWISE_CACHE_DIR": str(place / "cache")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run([str(word) for word in (python, *CHECKS[name])], cwd=place,
-                          capture_output=True, text=True, env=environment)
-    said = done.stdout.strip().splitlines()
-    row = {"check": name, "told": TOLD[name], "passed": done.returncode == 0,
+    out, err = place / f"{name}.out", place / f"{name}.err"  # to be read while it runs
+    with out.open("w") as to, err.open("w") as errors:
+        code = ended([str(word) for word in (python, *CHECKS[name])], cwd=place, stdout=to,
+                     stderr=errors, env=environment)
+    said = out.read_text().strip().splitlines()
+    row = {"check": name, "told": TOLD[name], "passed": code == 0,
            "seconds": round(time.monotonic() - start)}
-    if name != "readme" and said:
+    if name == "readme":
+        row["blocks"] = [line for line in said if BLOCK.match(line)]
+    elif said:
         row |= json.loads(said[-1])
-    if done.returncode:
-        row["stderr"] = done.stderr[-2000:]
+    if code is None:
+        row["limit"] = LIMIT
+    elif code:
+        row["stderr"] = err.read_text()[-2000:]
     return row
+
+
+def ended(command: list[str], **more: Any) -> int | None:
+    """Its exit code, or None if it was stopped: emulated code can hang, and so would all after."""
+    with subprocess.Popen(command, **more, start_new_session=True) as process:
+        try:
+            return process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with its children
+            return None
 
 
 def versions(python: Path) -> dict[str, str]:

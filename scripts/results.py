@@ -65,6 +65,14 @@ MADE = {
                             "-o training_blocks.json",
                             "python benchmarks/training_blocks.py --seeds 0 4 "
                             "-o training_blocks.json"),
+    "bfloat16": Made("python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 "
+                     "--rounds 3 -o bfloat16.json",
+                     "python benchmarks/bfloat16.py mobilenet_v2 --rounds 2 --no-compile "
+                     "--against -o bfloat16.json"),
+    "bfloat16_large": Made("python benchmarks/bfloat16.py vgg16 yolov8n --rounds 3 --no-compile "
+                           "-o bfloat16_large.json",
+                           "python benchmarks/bfloat16.py resnet18 --rounds 2 --no-compile "
+                           "--against -o bfloat16_large.json"),
     "zoo_equal": Made("python benchmarks/zoo_equal.py -o zoo_equal.json",
                       "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
     "zoo": Made("python benchmarks/zoo.py --rounds 5 --against onnxruntime openvino -o zoo.json",
@@ -75,6 +83,10 @@ MADE = {
                 "python scripts/emulate_arm.py generic --share 0.02 -o arm.json"),
     "arm_debian": Made("python scripts/emulate_debian.py -o arm_debian.json",
                        "python scripts/emulate_debian.py resnet18 -o arm_debian.json"),
+    "checked_faults": Made("python scripts/prove_checks.py -o checked_faults.json",
+                           "python scripts/prove_checks.py --faults 2 -o checked_faults.json"),
+    "deep": Made("tilewise selftest --deep --seeds 0:1 -o deep.json",
+                 "tilewise selftest --deep --seeds 0:1 --part filters --row generic -o deep.json"),
     "torch_versions": Made("python scripts/try_torch.py -o torch_versions.json",
                            "python scripts/try_torch.py --here -o torch_versions.json"),
     "workers": Made("python benchmarks/workers.py --times 1 -o workers.json",
@@ -84,6 +96,9 @@ MADE = {
     "ray_killed": Made(
         "python benchmarks/ray_killed.py --images 2000 --kills 10 -o ray_killed.json",
         "python benchmarks/ray_killed.py --images 400 --kills 1 -o ray_killed.json"),
+    "stress": Made(
+        "python benchmarks/stress.py -o stress.json",
+        "python benchmarks/stress.py --forks 20 --threads 8 --processes 3 -o stress.json"),
 }
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 BLOCK = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -28,7 +29,9 @@ def run(path: Path) -> int:
     for line, source in found:
         # leading newlines make a traceback name the line in the file
         code = compile("\n" * (line - 1) + source, str(path), "exec", dont_inherit=True)
+        start = time.monotonic()
         exec(code, namespace)
+        print(f"{path.name}:{line}: {time.monotonic() - start:.1f} s", flush=True)
     return len(found)
 
 

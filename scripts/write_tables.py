@@ -357,6 +357,39 @@ def _arm(result: dict[str, Any]) -> list[str]:
     return [*lines, "", *planted]
 
 
+def _deep(result: dict[str, Any]) -> list[str]:
+    """Counts for each ISA row, and the worst error of all."""
+    rows = list(dict.fromkeys(row["row"] for row in result["rows"]))
+    names = dict.fromkeys((row["part"], name) for row in result["rows"] for name in row["ran"])
+    lines = [f"| | {' | '.join(rows)} | worst error, of its bound |",
+             f"|---|{'--:|' * len(rows)}--:|"]
+    for part, name in names:
+        own = [row for row in result["rows"] if row["part"] == part and name in row["ran"]]
+        counts = [sum(row["ran"][name] for row in own if row["row"] == isa) for isa in rows]
+        lines.append(f"| {name if part == 'networks' else f'`{name}`'} | "
+                     f"{' | '.join(f'{count:,}' for count in counts)} "
+                     f"| {max(row['worst'][name] for row in own):.2f} |")
+    wrong = sum(len(row["wrong"]) for row in result["rows"])
+    total = sum(sum(row["ran"].values()) for row in result["rows"])
+    return [*lines, "", f"{total:,} tests in {len(result['rows'])} shards, {wrong} wrong; "
+                        f"{sum(row['seconds'] for row in result['rows']):,.0f} s of processes."]
+
+
+def _checked_faults(result: dict[str, Any]) -> list[str]:
+    """Kinds of faults, as tests/support/seeded.py names them."""
+    names = {"offset": "an address is some elements off", "mask": "a mask is left out",
+             "word": "a size in the frame is wrong", "extent": "a memory is smaller than told"}
+    lines = ["| fault | drawn | leave their memory | found | missed |", "|---|--:|--:|--:|--:|"]
+    for kind, name in names.items():
+        drawn = [row for row in result["rows"] if row["kind"] == kind]
+        real = [row for row in drawn if row["found"] is not None]
+        found = sum(row["found"] for row in real)
+        lines.append(f"| {name} | {len(drawn)} | {len(real)} | {found} | {len(real) - found} |")
+    settings = result["settings"]
+    return [*lines, "", f"The same {settings['calls']} calls without a fault: "
+                        f"{len(settings['false_alarms'])} false alarms."]
+
+
 def _arm_debian(result: dict[str, Any]) -> list[str]:
     lines = ["| in an emulated Debian for arm64 | passed | seconds |", "|---|---|--:|"]
     lines += [f"| {row['told']} | {_passed(row)} | {row['seconds']} |" for row in result["rows"]]
@@ -391,6 +424,22 @@ def _claims(result: dict[str, Any]) -> list[str]:
             *(f"| {row['what']} | {row['wanted']} | {row['found']} |" for row in result["rows"])]
 
 
+def _bfloat16(result: dict[str, Any]) -> list[str]:
+    """A line for each model: times with errors, torch's in its best form."""
+    lines = ["| model | batch | tilewise ms | error | torch's best ms | error | of torch's best | "
+             "by rounds | tilewise float32 ms | OpenVINO's default ms | error |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    for row in result["rows"]:
+        times, errors, best = row["times"], row["errors"], row["best"]
+        peer = "openvino_default"
+        lines.append(f"| {row['model']} | {row['batch']} | **{_ms(times['tilewise'])}** | "
+                     f"{errors['tilewise']:.1e} | {_ms(times[best])} ({best}) | "
+                     f"{errors[best]:.1e} | **{row['ratio']:.1f}x** | {row['paired']:.1f}x | "
+                     f"{_ms(times['tilewise float32'])} | {_ms(times.get(peer))} | "
+                     f"{_format(errors.get(peer), 1, '.1e')} |")
+    return lines
+
+
 def _ms(seconds: float | None) -> str:
     """Milliseconds, three digits of them or all before the point."""
     return _format(seconds, 1e3, ".0f" if (seconds or 0) >= 0.1 else ".3g")
@@ -405,7 +454,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "training": _training, "filter2d": _filter2d, "images": _images,
     "images-equal": _images_equal, "images-large": _images_large, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
-    "arm": _arm, "arm-debian": _arm_debian, "claims": _claims,
+    "arm": _arm, "arm-debian": _arm_debian, "bfloat16": _bfloat16,
+    "checked-faults": _checked_faults, "claims": _claims, "deep": _deep,
     "training-seeds": _training_seeds, "training-blocks": _training_blocks}
 
 

@@ -184,7 +184,7 @@ def rms(values: torch.Tensor) -> float:
 def nan_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs and scratch hold NaN until somebody writes to them."""
     empty = memory.empty
-    monkeypatch.setattr(memory, "empty", lambda *shape: empty(*shape).fill_(math.nan))
+    monkeypatch.setattr(memory, "empty", lambda *shape, **k: empty(*shape, **k).fill_(math.nan))
 
 
 # names

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.ending import end_process
+from support.ending import end_process, never_end
 from support.faults import patched, replaced
 from typer.testing import CliRunner
 
 from tilewise.algorithms import ALGORITHMS
 from tilewise.bench import selftest
-from tilewise.bench.judged import Mismatch
+from tilewise.bench.judged import Mismatch, operands
 from tilewise.cli.app import app
 from tilewise.core import Algorithm, Problem, Schedule, Target
 from tilewise.core.isa import NO_ISA, available
@@ -43,8 +43,8 @@ def test_every_algorithm_of_a_row_runs(row: str) -> None:
     assert 0 < found.worst <= 1
     # phases by parts of floats alone refuse all without the unit
     assert found.ran == {a.name: FEW for a in ALGORITHMS if a.device == "cpu"
-                         and a.takes == "addresses" and (t.row.matrix or (
-                             a.unit is None and a.name not in NEED_MATRIX))}
+                         and a.takes == "addresses" and a.is_for(t)
+                         and (t.row.matrix or a.name not in NEED_MATRIX)}
 
 
 def test_a_fault_is_told() -> None:
@@ -56,8 +56,8 @@ def test_a_fault_is_told() -> None:
     assert len({text.partition(":")[0] for text in found.wrong}) >= 5
 
 
-@pytest.mark.parametrize("offset", [-1, 8])
-def test_code_that_writes_beside_its_memory_is_told(offset: int) -> None:
+@pytest.mark.parametrize("offset, side", [(-1, "end"), (8, "start")])
+def test_code_that_writes_beside_its_memory_is_told(offset: int, side: str) -> None:
     class Wild(Algorithm):
         def build(self, p: Problem, t: Target, s: Schedule) -> Any:
             def launch(x: int, weight: int, bias: int, residual: int, y: int, *others: int) -> None:
@@ -66,8 +66,9 @@ def test_code_that_writes_beside_its_memory_is_told(offset: int) -> None:
             return launch
 
     p = Problem.parse("n1c1h2w2k2r1s1_f32_forward")
-    with pytest.raises(Mismatch, match="wrote beside its memory"):
-        selftest._run(Wild(), p, Target.host(threads=1), Schedule(), [torch.ones(4)] * 4)
+    o = operands(p, "floats", 0)
+    with pytest.raises(Mismatch, match="wrote beside y"):
+        selftest._run(Wild(), p, Target.host(threads=1), Schedule(), o, o.weight, side)
 
 
 def test_code_that_ends_its_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +79,17 @@ def test_code_that_ends_its_process_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     found = selftest.selftest(Target.host(threads=1), processes=1)
     assert [text.partition(",")[0] for text in found.wrong] == [a.name for a in ALGORITHMS[:2]]
     assert os.environ.get("OMP_WAIT_POLICY") == before
+
+
+def test_code_that_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under an emulator that hangs; those that follow still have their turn."""
+    monkeypatch.setattr(selftest, "tried", never_end)
+    monkeypatch.setattr(selftest, "ALGORITHMS", ALGORITHMS[:2])
+    monkeypatch.setattr(selftest, "SECONDS", 0.0)
+    monkeypatch.setattr(selftest, "LATE", 0.5)
+    found = selftest.selftest(Target.host(threads=1), processes=1)
+    assert [text.partition(",")[0] for text in found.wrong] == [a.name for a in ALGORITHMS[:2]]
+    assert all("after its time" in text for text in found.wrong)
 
 
 def test_a_machine_without_a_row_has_nothing_to_test() -> None:

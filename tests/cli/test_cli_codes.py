@@ -82,6 +82,8 @@ WRONG = [
     ["report", "nowhere.json"], ["report", "audit.json"],
     ["report", "bench.json", "-o", "no/such/directory/page.html"],
     ["train", "nowhere", "-o", "run"], ["train", "."],
+    ["selftest", "--deep", "--seeds", "many"], ["selftest", "--deep", "--part", "graphs"],
+    ["selftest", "--deep", "--row", "none"],
     ["wisdom", "show", "nowhere.json"], ["wisdom", "check", "nowhere.json"],
     ["wisdom", "merge", "all.json", "nowhere.json"], ["wisdom", "import", "nowhere.json"],
     ["wisdom", "export", "no/such/directory/file.json"],

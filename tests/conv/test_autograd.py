@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -15,6 +16,7 @@ from support import harness
 from support.convolutions import LAST, PLANES, draw, relative, rms, theirs
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilewise
 from tilewise.core import InvalidProblem, Problem
@@ -279,6 +281,41 @@ def test_gradients_of_no_images() -> None:
 
 
 # gradients of gradients
+
+
+@pytest.mark.parametrize("layout", [LAST, PLANES])
+@pytest.mark.parametrize(("stride", "padding"), [(2, 0), ((2, 3), (1, 2, 0, 3))])
+def test_double_backward_of_strided_1x1_filters(layout: Any, stride: Any, padding: Any) -> None:
+    """Torch never sees the stride: it would write beyond its memory in the weight's gradient."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 9, 8).contiguous(memory_format=layout)
+    weight = torch.randn(5, 3, 1, 1).contiguous(memory_format=layout)
+    seen, found = [], []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
+                               kwargs: Any = None) -> Any:
+            if function is torch.ops.aten.convolution_backward.default:
+                seen.append((tuple(args[2].shape[2:]), tuple(args[4])))
+            return function(*args, **(kwargs or {}))
+
+    def padded(x: Tensor, weight: Tensor) -> Tensor:
+        wide = F.pad(x, (*padding[2:], *padding[:2])) if padding else x
+        return F.conv2d(wide, weight, None, stride)
+
+    def mine(x: Tensor, weight: Tensor) -> Tensor:
+        return tilewise.conv2d(x, weight, stride=stride, padding=padding)
+
+    for dtype, function, mode in ((torch.float32, mine, Watched()),
+                                  (torch.float64, padded, nullcontext())):
+        leaves = [t.to(dtype).requires_grad_() for t in (x, weight)]
+        y = function(*leaves)
+        with mode:
+            first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        found.append([g.detach() for g in (*first, *second)])
+    assert seen == [((1, 1), (1, 1))]
+    assert all(relative(one, other) < ADMITTED for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("activation, pool", TAILS)

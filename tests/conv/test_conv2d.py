@@ -171,9 +171,9 @@ def test_inputs_are_left_alone() -> None:
 # types and values
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", [PLANES, LAST])
-def test_other_types_go_to_torch(dtype: torch.dtype, layout: torch.memory_format) -> None:
+def test_other_types_go_to_torch(layout: torch.memory_format) -> None:
+    dtype = torch.float64
     x = draw(2, 8, 9, 9, dtype=dtype).contiguous(memory_format=layout)
     weight, bias = draw(8, 8, 3, 3, dtype=dtype), draw(8, dtype=dtype)
     y = tilewise.conv2d(x, weight, bias, padding=1)

@@ -25,7 +25,7 @@ empty = memory.empty
 
 @pytest.fixture(autouse=True)
 def full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "empty", lambda *shape: empty(*shape).fill_(torch.nan))
+    monkeypatch.setattr(memory, "empty", lambda *shape, **k: empty(*shape, **k).fill_(torch.nan))
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """By slices wherever that can be, in memory full of NaN, with sevens behind it."""
     made: list[Tensor] = []
 
-    def empty(*shape: int) -> Tensor:
-        whole = torch.full((math.prod(shape) + BEHIND,), 7.0)
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        whole = torch.full((math.prod(shape) + BEHIND,), 7.0, dtype=dtype)
         made.append(whole[-BEHIND:])
         return memory.noted(whole[:-BEHIND].fill_(torch.nan).view(shape))
 

@@ -47,6 +47,23 @@ def test_what_was_measured_is_for_later_processes_too(place):
     assert float(out.stdout) == now.hertz
 
 
+def test_choices_are_made_by_the_limits_of_two_threads(place):
+    t = Target.host(threads=2)
+    learn(Target.host(threads=16), peak=1e9 * 2 * t.lanes * t.starts * 16, copied=300e9)
+    assert Target.host(threads=16).flow == pytest.approx(SHARE * 300e9)
+    assert Target.host(threads=16).on_two == t
+    learn(t, peak=3e9 * 2 * t.lanes * t.starts * 2, copied=50e9)
+    assert Target.host(threads=16).on_two == Target.host(threads=2) != t
+    other = Target("cpu", "avx2", 8, hertz=3e9, bandwidth=40e9)
+    assert other.on_two == other.with_(threads=2)
+
+
+def test_what_cannot_be_replaces_nothing(place):
+    keep("avx2", 2, Limits(3e9, 20e9))
+    assert not keep("avx2", 2, Limits(12e9, 20e9))
+    assert kept("avx2", 2) == Limits(3e9, 20e9)
+
+
 def test_the_quieter_moment_counts(place):
     keep("avx2", 2, Limits(3e9, 20e9))
     keep("avx2", 2, Limits(2e9, 30e9))

@@ -292,7 +292,9 @@ def test_entries_can_be_dropped() -> None:
     ("aarch64", arm_flags((1 << 22, 0), 16), ["neon"]),
     ("aarch64", arm_flags((1 << 22, 0), 32), ["sve256", "neon"]),
     ("aarch64", arm_flags((1 << 22, 0), 64), ["sve512", "neon"]),
-    ("aarch64", arm_flags((0, 1 << 14), 64), ["neon"]),
+    ("aarch64", arm_flags((0, 1 << 14), 64), ["neon_bf16", "neon"]),
+    ("aarch64", arm_flags((1 << 22, 1 << 14), 16), ["neon_bf16", "neon"]),
+    ("aarch64", arm_flags((1 << 22, 1 << 14), 32), ["sve256", "neon_bf16", "neon"]),
     ("riscv64", frozenset(), []),
 ])
 def test_rows_of_a_machine(machine: str, flags: frozenset[str], rows: list[str]) -> None:

@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.filter_harness import (
+from support.harness import in_process, sample
+from support.on_disk import growth_on_disk
+
+import tilewise
+from tilewise.algorithms import FILTERS
+from tilewise.bench.filter_cases import (
     SIZES,
     TYPES,
     Case,
     check,
     definition,
-    growth_on_disk,
     guarded,
     judge,
     random_case,
@@ -26,10 +30,6 @@ from support.filter_harness import (
     random_pixels,
     released,
 )
-from support.harness import in_process, sample
-
-import tilewise
-from tilewise.algorithms import FILTERS
 from tilewise.core import InvalidProblem, NoAlgorithm, Target
 from tilewise.core.filter import Filter
 from tilewise.core.isa import available

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.filter_harness import random_pixels
 
 import tilewise
+from tilewise.bench.filter_cases import random_pixels
 from tilewise.core import InvalidProblem
 
 PAGE = Path(__file__).parents[2] / "docs" / "filter2d.md"

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from support import faults
-from support import filter_harness as harness
 from support.faults import changed, replaced
-from support.filter_harness import Case, guarded, random_kernel, random_pixels
 from support.mutations import whole_vectors
 
+from tilewise.bench import filter_cases as harness
+from tilewise.bench.filter_cases import Case, guarded, random_kernel, random_pixels
 from tilewise.core import lowrank
 from tilewise.core.borders import sources
 from tilewise.image.arrays import ENGINE
@@ -73,7 +73,7 @@ MUTATIONS = {
     "short row": Mutation(changed(filter_common.FilterSizes, "span", lambda span: span - 1)),
     "one row down": Mutation(one_row_down),
     "border off by one": Mutation(replaced(filters, "sources", shifted)),
-    "wrong constant": Mutation(replaced(filters, "_bits", lambda value: 0), border="constant"),
+    "wrong constant": Mutation(replaced(filters, "bits_of", lambda value: 0), border="constant"),
     "too wide strips": Mutation(changed(filters, "_strip", lambda strip: 2 * strip),
                                 shape=(9, 5000)),
     "nothing across": Mutation(replaced(filter_separable, "factors", no_rows), **SEPARABLE),

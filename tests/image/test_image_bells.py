@@ -39,3 +39,11 @@ def test_lines_that_are_bells_or_nearly(weights):
     x = IMAGES["ramps"]().astype(np.uint8)
     for kernel in (np.array([weights]), np.array([weights]).T):
         np.testing.assert_array_equal(image.correlate(x, kernel), ndimage.correlate(x, kernel))
+
+
+@pytest.mark.parametrize("sigma", [(0.1, 1.0), (1.0, 0.1), (0.1, 0.1)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
+def test_an_axis_may_have_one_tap(sigma, dtype):
+    pixels = DATA.integers(0, 120, (HIGH, WIDE)).astype(dtype)
+    np.testing.assert_array_equal(image.gaussian(pixels, sigma),
+                                  ndimage.gaussian_filter(pixels, sigma))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, seed, settings
-from support.filter_harness import growth_on_disk
 from support.harness import in_process, sample
 from support.image_cases import FILTERS, Seen, cases, check, is_wrong_in_scipy, released
+from support.on_disk import growth_on_disk
 
 import tilewise
 from tilewise import filter2d, image
@@ -88,6 +88,20 @@ def test_medians_of_photos(kind):
         np.testing.assert_array_equal(image.median(big, size), ndimage.median_filter(big, size))
     for size in ((9, 31), (31, 9), (40, 1)):
         np.testing.assert_array_equal(image.maximum(big, size), ndimage.maximum_filter(big, size))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float32"])
+def test_calls_of_one_kind_share_nothing_but_code(kind):
+    """Several passes, again and again, of other images, by several threads, also in place."""
+    photos = [DATA.integers(0, 256, (90, 71)).astype(kind) for _ in range(6)]
+    expected = [ndimage.grey_opening(photo, (3, 5)) for photo in photos]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda i: image.grey_opening(photos[i % 6], (3, 5)), range(60)))
+        assert all(map(np.array_equal, found, 10 * expected))
+        assert all(map(np.array_equal, pool.map(
+            lambda photo: image.grey_opening(photo, [3, 5]), photos), expected))
+    for photo, right in zip(photos, expected):
+        np.testing.assert_array_equal(image.grey_opening(photo, (3, 5), output=photo), right)
 
 
 def test_denormals_count():

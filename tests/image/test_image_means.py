@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.filter_harness import laid_out, released
 from support.image_cases import Case, Seen, check
 
 from tilewise import image
 from tilewise.algorithms import FILTERS
+from tilewise.bench.filter_cases import laid_out, released
 from tilewise.core import Target
 from tilewise.core.filter import Filter
 from tilewise.core.quotients import is_exact, reciprocal

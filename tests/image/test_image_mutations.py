@@ -11,14 +11,15 @@ import pytest
 from support import faults
 from support import image_cases as harness
 from support.faults import changed, replaced
-from support.filter_harness import guarded, random_pixels, released
 from support.mutations import whole_vectors
 
+from tilewise.bench.filter_cases import guarded, random_pixels, released
 from tilewise.core import selection
 from tilewise.image import linear, orders, windows
 from tilewise.image.arrays import ENGINE
 from tilewise.kernels.cpu.emit import counts, threads
 from tilewise.kernels.cpu.emit.elements import ELEMENTS, Element
+from tilewise.kernels.cpu.emit.values import Words
 from tilewise.kernels.cpu.image import bells, common, histogram, means, network, running, taps
 from tilewise.kernels.cpu.image import guarded as narrow
 from tilewise.runtime import filters
@@ -63,6 +64,7 @@ def without_half(part: Any) -> Any:
 BOX: Any = {"name": "minimum_filter", "options": {"size": (5, 6)}}
 GAPS: Any = {"options": {"footprint": np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]], bool)}}
 BELL: Any = {"name": "gaussian_filter", "options": {"sigma": 1.3}}
+LEVEL = 251  # which scipy's blur of sigma 0.5 makes one less
 LARGE: Any = {"options": {"size": (11, 9)}}
 MOVED = counts.Counts._moved_up
 CURVE: Any = {"name": "gaussian_filter", "options": {"sigma": 1.3, "order": 2}}
@@ -121,9 +123,14 @@ MUTATIONS = {
     "differences of bells not weighted": Mutation(replaced(
         bells.Bells, "_differences", lambda self, f, twice: [twice, twice.same(0.0)]), **BELL,
         shape=(300, 400)),
+    "a flat blur where it is not": Mutation(changed(Words, "unlike", lambda found: found.same(0)),
+                                            **BELL, shape=(300, 400)),
+    "values of flat blurs forgotten": Mutation(
+        replaced(bells, "flats", lambda weight, middle: middle), "gaussian_filter",
+        {"sigma": 0.5}, level=LEVEL),
     "no room between lines": Mutation(replaced(narrow.Geometry, "worker_bytes",
                                                common.FilterSizes.worker_bytes), **BELL),
-    "not cut off between lines": Mutation(replaced(narrow._Fused, "_cut", lambda self, found: (
+    "not cut off between lines": Mutation(replaced(narrow.Fused, "_cut", lambda self, found: (
         narrow._Guarded._cut(self, found.plus(found.same(1))))), **BELL),
     "a mean without its half": Mutation(changed(narrow.Geometry, "_part", without_half),
                                         "uniform_filter", {"size": (19, 23)}),

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from support.filter_harness import guarded, guarded_scratch, random_pixels, released, untouched
 from support.harness import sample
 
 from tilewise.algorithms import FILTERS
+from tilewise.bench.filter_cases import guarded, guarded_scratch, random_pixels, released, untouched
 from tilewise.core import NoAlgorithm, Target
 from tilewise.core.filter import FORMS, Filter
 from tilewise.core.isa import available
@@ -42,6 +42,8 @@ CASES = {
     "guarded": ("filter_guarded", {"form": "taps"}, np.outer(BELL, BELL)[:3], ndimage.correlate),
     "lines": ("filter_guarded", {"form": "lines"}, Lines(BELL[0], BELL[0]),
               lambda x, w: ndimage.correlate1d(ndimage.correlate1d(x, w.down, 0), w.across, 1)),
+    "bells": ("filter_bells", {"form": "bells"}, Lines(BELL[0, 1:4] / 14 * 16, BELL[0]),
+              lambda x, w: ndimage.correlate1d(ndimage.correlate1d(x, w.down, 0), w.across, 1)),
     "means": ("filter_guarded", {"form": "means"}, Lines(np.ones(3), np.ones(5)),
               lambda x, w: ndimage.uniform_filter(x, w.shape)),
     "quotients": ("filter_means", {"form": "means"}, Lines(np.ones(7), np.ones(3)),
@@ -60,7 +62,8 @@ def test_schedules(case, row):
     name, form, window, theirs = CASES[case]
     kind = random.Random(case + row).choice(("i16", "f32"))
     kind = {"even": "f64", "lines": "u8" if row == ROWS[0] else "i16"}.get(case, kind)
-    kind = "u8" if case in ("whole", "mean", "guarded", "means", "histogram", "quotients") else kind
+    kind = "u8" if case in ("whole", "mean", "guarded", "bells", "means", "histogram",
+                             "quotients") else kind
     p = Filter(1, HIGH, WIDE, 1, *window.shape, tuple(size // 2 for size in window.shape),
                dtype=kind, out=kind, **form)
     t = Target.host(row, threads=2)

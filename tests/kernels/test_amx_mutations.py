@@ -15,12 +15,12 @@ from support.mutations import PADDED, POOLED, Mutation, check, next_bias, whole_
 from tilewise.kernels import matrix
 from tilewise.kernels.cpu.between import epilogue
 from tilewise.kernels.cpu.conv import geometry, outer, winograd_weight
-from tilewise.kernels.cpu.emit import Function, amx, parts, tiling
+from tilewise.kernels.cpu.emit import Function, amx, parts, tiling, unit, units
 from tilewise.kernels.cpu.emit.microkernel import LINE
 from tilewise.kernels.cpu.matrix import direct as direct_amx
 from tilewise.kernels.cpu.matrix import outer as outer_amx
 from tilewise.kernels.cpu.matrix import winograd as winograd_amx
-from tilewise.kernels.cpu.prepare import direct_amx as direct_prepare_amx
+from tilewise.kernels.cpu.prepare import direct_matrix as direct_prepare
 from tilewise.kernels.cpu.prepare import winograd_amx as winograd_prepare_amx
 
 __all__ = ["check"]  # called by faults
@@ -31,7 +31,7 @@ ADDED = "n2c37h9w19k21r3s3p1_f32_forward+bias+residual+relu+pool2"
 FEW = "n2c3h9w19k21r3s3u1x2p1_f32_forward"  # a row of taps is one of the depth's
 LONG = "n1c600h3w5k21r3s3p1_f32_forward"  # the depth takes two passes
 MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
-SPLIT, GATHER = parts.split, direct_prepare_amx._Vector._gather
+SPLIT, GATHER = parts.split, direct_prepare._Vector._gather
 PAIRS, LARGEST = parts.split_pairs, direct_amx._Direct._largest
 WEIGHT = "n2c37h17w19k40r3s3p1_f32_backward_weight"  # three tiles of rows, several blocks
 BANDS = {"order": "bands", "tiles": 32, "parts": 2}
@@ -45,10 +45,11 @@ def without_product(products: int, which: int) -> Callable[..., None]:
 
 def always(module: Any, fresh: bool, name: str = "multiply") -> Callable[..., None]:
     """Every multiply begins with zeros, or none does."""
+    multiply = getattr(module, name)
     return replaced(module, name,
                     lambda f, a, b, c, left, right, out, walk, products, _, *others, **options:
-                    getattr(amx, name)(f, a, b, c, left, right, out, walk, products, fresh,
-                                       *others, **options))
+                    multiply(f, a, b, c, left, right, out, walk, products, fresh, *others,
+                             **options))
 
 
 def without_next(f: Function, *operands: Any) -> None:
@@ -62,8 +63,8 @@ def clears_nothing(self: Any) -> Function:
     return f
 
 
-def rows_of_a_swapped(f: Function, a: Any, b: Any, c: Any, left: amx.Side, *others: Any) -> None:
-    amx.multiply(f, a, b, c, replace(left, tiles=left.tiles[::-1]), *others)
+def rows_of_a_swapped(f: Function, a: Any, b: Any, c: Any, left: unit.Side, *others: Any) -> None:
+    units.multiply(f, a, b, c, replace(left, tiles=left.tiles[::-1]), *others)
 
 
 def another_band(self: Any, f: Function, scratch: Any, first: Any, start: Any, stop: Any,
@@ -87,13 +88,13 @@ MUTATIONS = {
                  (tile // 16) * self.g.v_rows + (tile % 16 - tile % 2) * LINE),
         "cpu_winograd_bf16x3", PADDED),
     "pairs of channels are swapped": Mutation(
-        replaced(direct_prepare_amx, "split_pairs", lambda f, low, high, parts: PAIRS(
+        replaced(direct_prepare, "split_pairs", lambda f, low, high, parts: PAIRS(
             f, high, low, parts)), "cpu_direct_bf16", BARE),
     "the last block of weights is as wide as the others": Mutation(
         changed(geometry.BlocksOfK, "has_tail", lambda tail: False), "cpu_direct_bf16x3",
         BARE),
     "an odd channel is left out": Mutation(
-        changed(direct_prepare_amx.Geometry, "values", lambda values: values - values % 2),
+        changed(direct_prepare.Geometry, "values", lambda values: values - values % 2),
         "cpu_direct_bf16", BARE),
     "a tap reads the next pixel": Mutation(
         changed(direct_amx.Geometry, "starts", lambda starts: [
@@ -121,7 +122,7 @@ MUTATIONS = {
     "padding beside joined taps is not cleared": Mutation(
         replaced(direct_amx, "emit_zero", lambda *_: None), "cpu_direct_bf16", FEW),
     "joined taps are in another order": Mutation(
-        replaced(direct_prepare_amx._Vector, "_gather", lambda self, value, tap: GATHER(
+        replaced(direct_prepare._Vector, "_gather", lambda self, value, tap: GATHER(
             self, value % 3 * 3 + value // 3, tap)), "cpu_direct_bf16", FEW),
     "a row of joined taps lies among the packed ones": Mutation(
         changed(direct_amx.Geometry, "sums_start", lambda start: start - 64), "cpu_direct_bf16",
@@ -138,7 +139,7 @@ MUTATIONS = {
     "all blocks of a column are the first": Mutation(
         replaced(winograd_amx, "multiply_column", without_next), "cpu_winograd_bf16x3", WIDE),
     "the first operands of a block are the last's": Mutation(
-        replaced(amx._Unit, "load_first", lambda unit, a, b: None), "cpu_winograd_bf16x3", PADDED),
+        replaced(unit.Unit, "load_first", lambda self, a, b: None), "cpu_winograd_bf16x3", PADDED),
     "the second pass over pixels forgets the first": Mutation(
         always(direct_amx, fresh=True), "cpu_direct_bf16x3", MANY, {"block_rows": 64}),
     "a pass reads the weights of the one before": Mutation(
@@ -190,7 +191,7 @@ MUTATIONS = {
     "tiles are not configured for items": Mutation(
         replaced(outer_amx.OuterOnTiles, "tiles", False), "cpu_direct_weight_bf16", WEIGHT, PIXELS),
     "tiles are not configured": Mutation(
-        replaced(amx, "configure", lambda f: None), "cpu_direct_bf16", PADDED),
+        replaced(amx.Tiles, "configure", staticmethod(lambda f: None)), "cpu_direct_bf16", PADDED),
 }
 
 

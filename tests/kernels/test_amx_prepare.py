@@ -6,16 +6,16 @@ import itertools
 from typing import Any
 
 import torch
-from support.guarded import launch_guarded
 from support.harness import in_process
 from support.matrix_unit import needs_amx
 
+from tilewise.bench.guarded import launch_guarded
 from tilewise.core import Problem, Schedule, Target
 from tilewise.core.isa import ISA
 from tilewise.kernels.cpu.emit.launch import launcher
 from tilewise.kernels.cpu.matrix import direct as direct_amx
 from tilewise.kernels.cpu.matrix.winograd import Geometry
-from tilewise.kernels.cpu.prepare import direct_amx as direct_prepare_amx
+from tilewise.kernels.cpu.prepare import direct_matrix as direct_prepare
 from tilewise.kernels.cpu.prepare import winograd as winograd_prepare
 from tilewise.kernels.cpu.prepare import winograd_amx as winograd_prepare_amx
 
@@ -43,7 +43,7 @@ def run_direct() -> list[str]:
         weight = torch.randn(k, c, r, taps, generator=torch.Generator().manual_seed(k))
         for side, given in (("start", weight),
                             ("end", weight.contiguous(memory_format=torch.channels_last))):
-            launch = launcher(direct_prepare_amx.make, p, g.s, ISA["amx"], products)
+            launch = launcher(direct_prepare.make, p, g.s, ISA["amx"], products)
             found = prepared(launch, g, given, side).view(torch.int32)
             if not torch.equal(found, g.pack_weight(weight).view(torch.int32)):
                 wrong.append(f"{p} {g.s} {side}")

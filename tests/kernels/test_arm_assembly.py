@@ -17,12 +17,14 @@ from tilewise.core import ISA, Isa
 from tilewise.kernels.cpu.emit import jit
 
 ROWS = ("neon", "sve256", "sve512")
+MATRIX = "neon_bf16"
 TILES = {"neon": [(8, 2), (10, 2), (7, 3), (5, 4), (14, 1)],
          "sve256": [(14, 2), (9, 3), (6, 4), (14, 1)], "sve512": [(14, 2), (9, 3), (6, 4), (14, 1)]}
 FEW = 8  # multiply-adds of a loop that is no register tile
 MICROKERNEL = re.compile(r"tile|product")
-# of the instructions of the loops that do most of the work; pixels lie apart and need addresses
-SHARE = {"cpu_pixels": 0.7}
+# of the instructions of the loops that do most of the work; pixels lie apart and need addresses,
+# and one product of bfloat16 reads as many registers as three
+SHARE = {"cpu_pixels": 0.7, "cpu_direct_bf16": 0.7, "cpu_direct_bf16x3": 0.8}
 LEAST = 0.75
 FUNCTION = re.compile(r"\n([a-z]\w*):[^\n]*\n(.*?)\.Lfunc_end", re.S)
 BRANCH = re.compile(r"\s+(?:b|b\.\w+|cbn?z|tbn?z)\s.*?(\.L\w+)$")
@@ -42,7 +44,7 @@ def loops(text: str) -> list[list[str]]:
 
 
 def multiplies(loop: list[str]) -> int:
-    return sum(line.startswith(("fmla", "fmad")) for line in loop)
+    return sum(line.startswith(("fmla", "fmad", "bfmmla")) for line in loop)
 
 
 def spills(loop: list[str]) -> list[str]:
@@ -55,11 +57,13 @@ def tile_loop(isa: Isa, rows: int, vectors: int) -> list[str]:
     return max(loops(text), key=multiplies)
 
 
-def microkernels(row: str) -> list[tuple[str, str, list[str]]]:
+def microkernels(row: str, unit: str | None = None) -> list[tuple[str, str, list[str]]]:
     """Algorithm, function and loop of every register tile of default schedules."""
     can_compile()
     found = []
     for algorithm, p, t in kernels((row,)):
+        if algorithm.unit != unit:
+            continue
         text = jit.assembly(algorithm.request(p, t, algorithm.default(p, t)).module(), TRIPLE)
         found += [(algorithm.name, f"{name} of {p}", loop)
                   for name, body in FUNCTION.findall(text) if MICROKERNEL.match(name)
@@ -89,6 +93,31 @@ def test_no_microkernel_spills(row: str) -> None:
                          "cpu_direct_weight", "cpu_winograd_weight"}
     for name, loop in most.items():
         assert multiplies(loop) / len(loop) >= SHARE.get(name, LEAST), name
+
+
+def test_products_of_bfloat16_stay_in_registers() -> None:
+    found = [one for one in microkernels(MATRIX, unit="matrix")
+             if any(line.startswith("bfmmla") for line in one[2])]
+    assert len(found) >= 20
+    for name, function, loop in found:
+        assert spills(loop) == [], (name, function)
+        assert not any(line.startswith(("fmla", "bfdot")) for line in loop), (name, function)
+    for name in ("cpu_direct_bf16", "cpu_direct_bf16x3"):
+        most = max((loop for other, _, loop in found if other == name), key=multiplies)
+        assert multiplies(most) / len(most) >= SHARE[name], name
+
+
+def test_plain_floats_beside_the_matrix_unit_are_those_of_neon() -> None:
+    """To the instruction, so that they need not be run again."""
+    can_compile()
+    plain = [kernel for kernel in kernels((MATRIX,)) if kernel[0].unit is None][::4]
+    assert len(plain) >= 6
+    for algorithm, p, t in plain:
+        s = algorithm.default(p, t.with_(isa="neon"))
+        assert algorithm.default(p, t) == s
+        with_unit, without = (jit.assembly(algorithm.request(p, row, s).module(), TRIPLE)
+                              for row in (t, t.with_(isa="neon")))
+        assert with_unit == without, f"{algorithm.name} {p}"
 
 
 def test_spills_are_seen() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from support import faults
 from support.faults import Patch, changed, patched, replaced
-from support.guarded import Mismatch, launch_guarded
 from torch import Tensor
 from torch.nn import functional as F
 
+from tilewise.bench.guarded import Mismatch, launch_guarded
 from tilewise.core.isa import ISA
 from tilewise.core.problem import Epilogue, Problem
 from tilewise.core.schedule import Schedule

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support.cases import ROWS
-from support.guarded import launch_guarded
 
+from tilewise.bench.guarded import launch_guarded
 from tilewise.core.isa import ISA
 from tilewise.kernels.cpu.between import cleared
 from tilewise.kernels.cpu.emit.launch import launch_of

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support import faults
-from support.guarded import UNTOUCHED, Mismatch, launch_guarded
 
+from tilewise.bench.guarded import UNTOUCHED, Mismatch, launch_guarded
 from tilewise.core import Target
 from tilewise.core.isa import ISA
 from tilewise.core.schedule import Schedule

@@ -9,7 +9,6 @@ import pytest
 import torch
 from support import faults, harness
 from support.faults import changed, replaced
-from support.guarded import launch_guarded
 from support.harness import Mismatch, in_process
 from support.mutations import Mutation, next_bias, whole_vectors
 from torch.nn import functional as F
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.cpu_few_rows import CpuFewRows
 from tilewise.bench.drawn import random_linear
+from tilewise.bench.guarded import launch_guarded
 from tilewise.core import Problem, Schedule, Target
 from tilewise.core.isa import available
 from tilewise.kernels.cpu import emit

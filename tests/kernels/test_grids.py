@@ -9,12 +9,12 @@ import pytest
 from support import faults, harness
 from support.cases import ROWS
 from support.faults import changed, patched
-from support.guarded import Mismatch
 from support.matrix_unit import needs_amx
 
 from tilewise.algorithms import ALGORITHMS, cpu_phases
 from tilewise.algorithms.cpu_phases import CpuPhases
 from tilewise.bench.drawn import random_phased
+from tilewise.bench.guarded import Mismatch
 from tilewise.core import Epilogue, Problem, Target
 from tilewise.core.phases import covers, phases
 from tilewise.kernels.cpu.conv.geometry import Sizes

@@ -13,12 +13,12 @@ import pytest
 import torch
 from support import harness
 from support.cases import ROWS, Jobs, check_counts, check_variety, jobs_of, run_cases, runs
-from support.guarded import ARENA
 from support.harness import GENERATED, LONG, ON_MATRIX, Crash, Mismatch, in_process, sample
 from torch.nn import functional as F
 
 import tilewise
 from tilewise.algorithms.reference import convolve
+from tilewise.bench.guarded import ARENA
 from tilewise.core import ISA, Algorithm, Problem, Schedule, Target
 from tilewise.planner.planner import inner_problem
 

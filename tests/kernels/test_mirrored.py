@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from support.cases import ROWS
-from support.guarded import launch_guarded
 
 from tilewise.algorithms import ALGORITHMS, common
+from tilewise.bench.guarded import launch_guarded
 from tilewise.core import Problem, Schedule, Target
 from tilewise.core.isa import ISA
 from tilewise.kernels.cpu.conv.direct_geometry import Geometry

@@ -11,10 +11,10 @@ import torch
 from support import faults, harness
 from support.faults import changed, replaced
 from support.gradients import check_fused_mask, check_pack, check_prepared
-from support.guarded import UNTOUCHED, Mismatch, launch_guarded
 from support.mutations import PADDED, POOLED, Mutation, check, next_bias, whole_vectors
 
 from tilewise.bench import judged
+from tilewise.bench.guarded import UNTOUCHED, Mismatch, launch_guarded
 from tilewise.core import Algorithm, Problem, Schedule, Target
 from tilewise.kernels.cpu import emit
 from tilewise.kernels.cpu.between import masks, pooling

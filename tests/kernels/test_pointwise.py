@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support import faults
-from support.guarded import UNTOUCHED, Mismatch, launch_guarded
 
+from tilewise.bench.guarded import UNTOUCHED, Mismatch, launch_guarded
 from tilewise.core import InvalidProblem, Target
 from tilewise.core.activations import ACTIVATIONS, parsed
 from tilewise.core.isa import ISA

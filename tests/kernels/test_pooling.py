@@ -8,10 +8,10 @@ import pytest
 import torch
 from support import faults, harness
 from support.convolutions import LAST, PLANES, draw
-from support.guarded import Mismatch, launch_guarded
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.bench.guarded import Mismatch, launch_guarded
 from tilewise.core.isa import ISA
 from tilewise.core.problem import Epilogue, Problem
 from tilewise.core.schedule import Schedule

@@ -8,9 +8,9 @@ import pytest
 import torch
 from support import faults
 from support.convolutions import LAST, PLANES
-from support.guarded import Mismatch, launch_guarded
 
 import tilewise
+from tilewise.bench.guarded import Mismatch, launch_guarded
 from tilewise.core.isa import ISA
 from tilewise.core.problem import Problem
 from tilewise.core.schedule import Schedule

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from support.guarded import GuardedMemory
 from torch import nn
 from torch.nn import functional as F
 
 import tilewise
+from tilewise.bench.guarded import GuardedMemory
 from tilewise.model import placing, programs
 from tilewise.model.captured import all_captured
 from tilewise.model.nn import Block

@@ -366,3 +366,31 @@ def test_sizes_are_told_without_values(module, shape):
     (nn.MaxPool2d(2), (1, 2, 4, 4))])
 def test_what_is_not_known_is_run(module, shape):
     assert deciding._sized(module, torch.randn(shape)) is None
+
+
+class Writing(nn.Module):
+    """It writes to what an activation or a norm gave it, before it asks for a size."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.conv = first, nn.Conv2d(3, 4, 3, padding=1)
+        self.factor = nn.Parameter(torch.randn(3, 1, 1))
+
+    def forward(self, x):
+        y, by = self.first(x), torch.relu(self.factor)
+        y += 1.0
+        by += 1.0
+        return self.conv(y * by if y.shape[2] > 4 else y)
+
+
+@pytest.mark.parametrize("first", [nn.ReLU(), nn.BatchNorm2d(3), nn.SiLU()])
+def test_deciding_writes_to_nothing_of_the_callers(first):
+    torch.manual_seed(0)
+    net, x = Writing(first).eval(), torch.randn(2, 3, 8, 8)
+    before, factor = x.clone(), net.factor.detach().clone()
+    with torch.no_grad():
+        expected, model = net(x.clone()), tilewise.optimize(net)
+        for _ in range(5):
+            torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(x, before)
+    assert torch.equal(net.factor, factor)

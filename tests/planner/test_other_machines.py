@@ -5,12 +5,15 @@ Sizes and clocks are those that makers publish; bandwidths are what a few cores 
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Problem, Target
 from tilewise.core.target import units_of
 from tilewise.planner import Planner
+from tilewise.runtime.engine import BITS, PRECISIONS
 
 KB, MB = 1 << 10, 1 << 20
 MACHINES = {
@@ -21,8 +24,9 @@ MACHINES = {
     "Ice Lake": Target("cpu", "avx512", 8, 48 * KB, 1280 * KB, 48 * MB, 2.9e9, 60e9),
     "Graviton 2": Target("cpu", "neon", 8, 64 * KB, 1 * MB, 32 * MB, 2.5e9, 50e9),
     "Graviton 3": Target("cpu", "sve256", 8, 64 * KB, 1 * MB, 32 * MB, 2.6e9, 80e9),
-    "Graviton 4": Target("cpu", "neon", 8, 64 * KB, 2 * MB, 36 * MB, 2.8e9, 100e9, units=4),
-    "Neoverse V2": Target("cpu", "neon", 8, 64 * KB, 1 * MB, 114 * MB, 3.2e9, 150e9, units=4),
+    "Graviton 4": Target("cpu", "neon_bf16", 8, 64 * KB, 2 * MB, 36 * MB, 2.8e9, 100e9, units=4),
+    "Neoverse V2": Target("cpu", "neon_bf16", 8, 64 * KB, 1 * MB, 114 * MB, 3.2e9, 150e9,
+                          units=4),
     "Apple M1": Target("cpu", "neon", 4, 128 * KB, 12 * MB, 12 * MB, 3.2e9, 58e9, units=4),
 }
 # of which one must be chosen
@@ -35,6 +39,8 @@ CHOSEN = {
     "n8c128h28w28k128r3s3u2p1_f32_forward+bias+relu": {"cpu_direct"},
     "n8c64h56w56k64r3s3p1_f32_backward_weight": {"cpu_winograd_weight", "cpu_direct_weight"},
 }
+# with all bits of float32, as is usual
+EXACT: Any = {"max_error": PRECISIONS["highest"], "bits": BITS["highest"]}
 SAVED = 5.0  # products that Winograd's largest tiles save
 SLOW = 12.0  # times as long as the machine's limits
 
@@ -44,10 +50,11 @@ SLOW = 12.0  # times as long as the machine's limits
 def test_choices_are_sane(name: str, problem: str) -> None:
     p, t = Problem.parse(problem), MACHINES[name]
     planner = Planner(ALGORITHMS)
-    plan = planner.plan(p, t)
+    plan = planner.plan(p, t, **EXACT)
     if t.units == 4 and plan.algorithm == "vendor":  # torch's, where ours is hardly faster
-        plan = next(c.plan for c in planner.candidates(p, t) if c.algorithm in CHOSEN[problem])
-        assert plan.seconds < planner.plan(p, t).seconds
+        plan = next(c.plan for c in planner.candidates(p, t, **EXACT)
+                    if c.algorithm in CHOSEN[problem])
+        assert plan.seconds < planner.plan(p, t, **EXACT).seconds
     algorithm = next(a for a in ALGORITHMS if a.name == plan.algorithm)
     assert plan.algorithm in CHOSEN[problem]
     assert plan.schedule in algorithm.space(plan.inner, t)
@@ -61,8 +68,9 @@ def test_four_units_have_tiles_that_feed_them(name: str) -> None:
     t, planner = MACHINES[name], Planner(ALGORITHMS)
     assert t.peak == 2 * t.with_(units=0).peak
     for problem, algorithms in CHOSEN.items():
-        plan, p = planner.plan(Problem.parse(problem), t), Problem.parse(problem)
-        slower = planner.plan(p, t.with_(units=0)).seconds
+        p = Problem.parse(problem)
+        plan = planner.plan(p, t, **EXACT)
+        slower = planner.plan(p, t.with_(units=0), **EXACT).seconds
         assert plan.seconds <= slower, problem
         if "cpu_winograd" in algorithms:  # whose time goes into register tiles
             assert plan.seconds < 0.9 * slower or p.bytes / t.flow > 0.3 * slower, problem
@@ -73,7 +81,8 @@ def test_four_units_have_tiles_that_feed_them(name: str) -> None:
 @pytest.mark.parametrize("isa, identity, units", [
     ("neon", "0x00000000413fd0c1", 0),  # Neoverse N1
     ("neon", "0x00000000411fd401", 4), ("sve256", "0x00000000411fd401", 0),  # Neoverse V1
-    ("neon", "0x00000000410fd4f0", 4), ("neon", "", 0), ("avx2", "nonsense", 0)])
+    ("neon", "0x00000000410fd4f0", 4), ("neon_bf16", "0x00000000410fd4f0", 4),  # V2
+    ("neon", "", 0), ("avx2", "nonsense", 0)])
 def test_units_follow_from_the_number_of_the_processor(isa: str, identity: str,
                                                        units: int) -> None:
     assert units_of(isa, identity) == units
@@ -88,3 +97,17 @@ def test_wider_vectors_and_more_threads_take_less_time(problem: str) -> None:
     assert wide < 1.02 * narrow
     alone, together = (planner.plan(p, v1.with_(threads=threads)).seconds for threads in (1, 8))
     assert together < alone
+
+
+@pytest.mark.parametrize("name", ["Graviton 4", "Neoverse V2"])
+def test_products_of_bfloat16_are_chosen_where_they_are_admitted(name: str) -> None:
+    """Strided 3x3: no Winograd saves as much. Six products are never faster there."""
+    p = Problem.parse("n8c128h28w28k128r3s3u2p1_f32_forward+bias+relu")
+    found = {}
+    for precision in ("highest", "high", "medium"):
+        plan = Planner(ALGORITHMS).plan(p, MACHINES[name], max_error=PRECISIONS[precision],
+                                        bits=BITS[precision])
+        found[precision] = plan.algorithm
+        assert plan.error <= PRECISIONS[precision]
+    assert found["highest"] in ("cpu_direct", "vendor")
+    assert (found["high"], found["medium"]) == ("cpu_direct_bf16x3", "cpu_direct_bf16")

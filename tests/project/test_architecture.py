@@ -92,7 +92,7 @@ def test_a_precision_is_an_algorithm_not_a_tunable():
         ("kernels.cpu.conv.direct", "from ..prepare import winograd"),
         ("kernels.cpu.conv.direct", "from .. import memory"),
         ("kernels.cpu.conv.direct", "from llvmlite import ir"),
-        ("kernels.cpu.matrix.direct", "from ..prepare import direct_amx"),
+        ("kernels.cpu.matrix.direct", "from ..prepare import direct_matrix"),
         ("kernels.cpu.image.direct", "from ..conv import geometry"),
         ("kernels.cpu.memory", "from .conv import direct"),
         ("kernels.gpu.conv", "from llvmlite import ir"),

@@ -37,6 +37,15 @@ def test_every_python_that_is_claimed_is_run() -> None:
     assert "bash .ci/run" in [step.get("run") for step in run["steps"]]
 
 
+def test_a_release_passes_what_a_change_must_pass_and_needs_no_password() -> None:
+    jobs = workflow("release")["jobs"]
+    steps = jobs["build"]["steps"]
+    assert "bash .ci/run" in [step.get("run") for step in steps]
+    assert jobs["publish"]["needs"] == "build"
+    assert jobs["publish"]["permissions"]["id-token"] == "write"
+    assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text()
+
+
 def test_reports_ask_for_the_doctor() -> None:
     place = ROOT / ".github"
     forms = [*place.glob("ISSUE_TEMPLATE/[!c]*.yml"), place / "pull_request_template.md"]

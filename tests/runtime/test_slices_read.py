@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from support.guarded import Mismatch
 from support.images import require_same, run_guarded, sliced
 from support.problems import convolve, error, expected, random_problem
 
 import tilewise
+from tilewise.bench.guarded import Mismatch
 from tilewise.conv.running import ENGINE
 from tilewise.core import Problem, Target
 from tilewise.core.isa import available

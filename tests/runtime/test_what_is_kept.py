@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tilewise.core.errors import OutOfMemory
 from tilewise.core.lru import Lru
 from tilewise.kernels.cpu import memory
 from tilewise.kernels.cpu.memory import Pool
@@ -52,6 +53,12 @@ def test_blocks_that_nobody_takes_any_more_go(pool: Pool) -> None:
     assert pool.kept == 2 * 32 * MB
 
 
+def test_what_is_refused_is_not_counted(pool: Pool) -> None:
+    with pytest.raises(OutOfMemory):
+        pool.take(1 << 50)
+    assert (pool.used, pool.most_used) == (0, 0)
+
+
 def test_blocks_of_one_burst_go(pool: Pool) -> None:
     """Also where others of their size are in use all the time."""
     held = [memory.empty(MB) for _ in range(20)]
@@ -60,6 +67,29 @@ def test_blocks_of_one_burst_go(pool: Pool) -> None:
     for _ in range(20):
         forward(4)
     assert pool.kept == 2 * 4 * MB
+
+
+def step(pool: Pool, sizes: tuple[int, ...]) -> int:
+    """A forward pass whose results are kept; a backward pass in which each makes room for one of
+    half its size, which shares no block with it. The most bytes that were held at once."""
+    results, found, most = [memory.empty(size * MB // 4) for size in sizes for _ in range(8)], [], 0
+    while results:
+        count = results.pop().numel() // 2
+        found.append(memory.empty(count))
+        most = max(most, pool.used + pool.kept)
+    return most
+
+
+def test_in_use_and_free_are_no_more_than_were_in_use(
+        pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (1, 3, 8, 20)
+    in_use = 8 * sum(sizes) * MB
+    assert step(pool, sizes) > 1.4 * in_use  # below ALWAYS nothing goes
+    monkeypatch.setattr(memory, "ALWAYS", 0)
+    for _ in range(3):
+        assert step(pool, sizes) <= in_use
+        assert pool.used == 0
+    assert pool.most_used == in_use
 
 
 def test_sizes_in_turns_are_mapped_once(pool: Pool, mapped: list[int]) -> None:

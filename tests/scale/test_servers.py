@@ -134,7 +134,8 @@ def test_fastapi_under_uvicorn() -> None:
             post(address, given[0][:2])
     assert [one["threads"] for one in found] == [1] * 8
     for one, right in zip(found, expected(given), strict=True):
-        assert torch.equal(torch.tensor(one["output"]), right)
+        # plans follow what a process met before, and this one has met other tests
+        torch.testing.assert_close(torch.tensor(one["output"]), right, rtol=1e-4, atol=1e-4)
 
 
 def test_gunicorn_that_forks_after_use(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 The harness and its judgement are those of kernels that run here. Only a kernel's entry differs:
 it sends the guarded buffers of a call to a driver in C (emulator.c), and brings back what the
 kernel left in them. Kernels whose buffers are not guarded, such as those that prepare weights,
-run here, by a row of this machine that is as wide.
+run here, by a row of this machine that is as wide. Weights for a matrix unit are prepared there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from unittest import mock
 import llvmlite.binding as llvm
 import torch
 
-from tilewise.core import ISA, Isa, Target
+from tilewise.bench.guarded import ARENA, PAGE, Buffer, Mismatch, launch_guarded
+from tilewise.core import ISA, Isa, Problem, Schedule, Target
 from tilewise.core.isa import available
 from tilewise.core.platforms.linux import arm_flags
 from tilewise.kernels.cpu.emit import jit, launch
@@ -43,9 +44,9 @@ from tilewise.kernels.cpu.emit.threads import (
     X,
     Y,
 )
+from tilewise.kernels.cpu.prepare import direct_matrix
 
 from . import harness
-from .guarded import ARENA, PAGE, Buffer, Mismatch
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 PACKAGES = ("qemu-user-static", "gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross",
@@ -67,6 +68,8 @@ class Machine:
 MACHINES = {machine.name: machine for machine in (
     Machine("generic", "neon", "cortex-a53"),  # the first 64-bit Arm, without any extension
     Machine("neon", "neon", "neoverse-n1"),
+    # SVE of 128 bits, as Neoverse N2 and V2 have it, and products of bfloat16
+    Machine("bf16", "neon_bf16", "max,sve-default-vector-length=16"),
     Machine("sve256", "sve256", "max,sve-default-vector-length=32"),
     Machine("sve512", "sve512", "max,sve-default-vector-length=64"),
 )}
@@ -203,6 +206,27 @@ class Entry:
         self._emulator.run(self._path, frame, list(dict.fromkeys(buffers)))
 
 
+def prepare_guarded(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
+                    products: int) -> torch.Tensor:
+    """As `direct_matrix.prepare`, with buffers that can be sent."""
+    key = (p, s, t.isa, products, weight.numpy().tobytes())
+    if key not in _PREPARED:  # batches of a shape share it
+        _PREPARED.clear()
+        _PREPARED[key] = _prepare(p, s, t, weight, products)
+    return _PREPARED[key]
+
+
+def _prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
+             products: int) -> torch.Tensor:
+    assert t.row.matrix is not None
+    geometry = direct_matrix.Geometry(p, s, t.lanes, products, t.row.matrix)
+    values = weight.as_strided((weight.numel(),), (1,), 0)
+    return launch_guarded(launch.launcher(direct_matrix.make, p, s, t.row, products),
+                          {"x": torch.tensor(weight.stride()), "weight": values},
+                          {"y": geometry.weight_floats}, 1, t.threads, "end")["y"]
+
+
+_PREPARED: dict[Any, torch.Tensor] = {}
 _loaded = launch._loaded  # as it is without emulation
 
 
@@ -230,7 +254,8 @@ def _in_place_of_this(emulator: Emulator, row: str) -> Iterator[None]:
             isa, threads)
 
     launch.KERNELS.clear()  # it may have entries of another machine
-    with mock.patch.object(launch, "_loaded", load), mock.patch.object(Target, "host", host):
+    with (mock.patch.object(launch, "_loaded", load), mock.patch.object(Target, "host", host),
+          mock.patch.object(direct_matrix, "prepare", prepare_guarded)):
         try:
             yield
         finally:

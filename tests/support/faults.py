@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from tilewise.bench.guarded import Mismatch
 from tilewise.kernels.cpu.emit import launch
 from tilewise.kernels.cpu.prepare import direct
 
-from .guarded import Mismatch
 from .harness import in_process
 
 LANES = os.cpu_count() or 1

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from tilewise.bench.guarded import launch_guarded
 from tilewise.core import Problem, Schedule, Target
 from tilewise.kernels.cpu.between.masks import make_pack, make_unpack, unpack_scratch
 from tilewise.kernels.cpu.conv.winograd_geometry import Geometry
@@ -17,7 +18,6 @@ from tilewise.kernels.cpu.prepare.mirrored import mirror
 from tilewise.runtime import masks
 
 from . import harness
-from .guarded import launch_guarded
 from .harness import GENERATED, Mismatch
 
 

@@ -17,7 +17,9 @@ import torch
 from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.cpu_few_rows import CpuFewRows
 from tilewise.bench.drawn import STEPS, more_filters, quickest, random_problem, random_schedule
+from tilewise.bench.guarded import launch_guarded
 from tilewise.bench.judged import (
+    STORED,
     Mismatch,
     Operands,
     compare,
@@ -35,7 +37,6 @@ from tilewise.planner.planner import inner_problem
 from tilewise.runtime import masks
 
 from . import forks
-from .guarded import launch_guarded
 
 __all__ = ["STEPS", "keeps_integers", "more_filters", "quickest", "random_problem",
            "random_schedule", "rms"]  # for tests, beside what is used here
@@ -90,7 +91,8 @@ def run_masked(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Oper
     made = {"y": math.prod(p.result_shape), "scratch": -(-algorithm.workspace(p, t, s) // 4)}
     if p.epilogue.mask:
         made["mask"] = math.prod(masks.shape(p, t))
-    found = launch_guarded(algorithm.build(p, t, s), given, made, p.n, t.threads, side)
+    kind = STORED.get(p.dtype, torch.float32)
+    found = launch_guarded(algorithm.build(p, t, s), given, made, p.n, t.threads, side, kind)
     mask = found["mask"].view(masks.shape(p, t)) if p.epilogue.mask else None
     a, b, c, d = p.result_shape
     if p.layout == "nchw" or p.direction == "backward_weight":

@@ -12,10 +12,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tilewise import image as ours
+from tilewise.bench.filter_cases import guarded, guarded_scratch, laid_out, released, untouched
+from tilewise.bench.guarded import Mismatch
 from tilewise.image import elsewhere
-
-from .filter_harness import guarded, guarded_scratch, laid_out, released, untouched
-from .guarded import Mismatch
 
 TYPES = ("uint8", "uint16", "int16", "int32", "float32", "float64", "bool")
 BORDERS = ("reflect", "constant", "nearest", "mirror", "wrap", "grid-wrap")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .guarded import ARENA, UNTOUCHED, Buffer, Mismatch
+from tilewise.bench.guarded import ARENA, UNTOUCHED, Buffer, Mismatch
 
 Run = Callable[[Tensor, Tensor], Tensor | None]
 

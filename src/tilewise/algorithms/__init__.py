@@ -15,6 +15,7 @@ from .cpu_winograd import CpuWinograd
 from .cpu_winograd_matrix import CpuWinogradMatrix
 from .cpu_winograd_weight import CpuWinogradWeight
 from .cpu_winograd_weight_matrix import CpuWinogradWeightMatrix
+from .filter_bells import FilterBells
 from .filter_direct import FilterDirect
 from .filter_fft import FilterFft
 from .filter_guarded import FilterGuarded
@@ -78,6 +79,7 @@ FILTERS: list[Algorithm] = [
     FilterNetwork(),
     FilterHistogram(),
     FilterMeans(),
+    FilterBells(),
     FilterGuarded(),
     FilterTaps(),
 ]

@@ -6,10 +6,12 @@ from typing import Any
 
 from ..core.activations import ACTIVATIONS
 from ..core.algorithm import Algorithm
-from ..core.problem import Problem
+from ..core.isa import ISA_ROWS, NATIVE, widens
+from ..core.problem import DTYPES, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
 
+HALVES = ("bf16", "f16")
 LARGE = 64 << 10  # bytes of weights that take torch longer to pack than a kernel to start
 
 
@@ -79,10 +81,12 @@ class PanelAlgorithm(CpuAlgorithm):
         return [self.request(p, t, s), *packs]
 
 
-def cpu_f32_forward(p: Problem, t: Target, grid: bool = False, pitch: bool = False) -> list[str]:
+def cpu_f32_forward(p: Problem, t: Target, grid: bool = False, pitch: bool = False,
+                    halves: bool = False) -> list[str]:
     """What every fp32 forward kernel for CPUs asks for; `grid`: it can leave places between
-    results; `pitch`: it can read slices."""
-    reasons = cpu_f32(p, t) + ([] if grid else no_grid(p)) + ([] if pitch else no_pitch(p))
+    results; `pitch`: it can read slices; `halves`: images may be bfloat16 or float16."""
+    types = cpu_images(p, t) if halves and p.dtype in HALVES else cpu_f32(p, t)
+    reasons = types + ([] if grid else no_grid(p)) + ([] if pitch else no_pitch(p))
     if p.direction == "backward_data":
         reasons.append(f"direction is backward_data with stride {p.stride} and padding "
                        f"{p.padding}, needs stride 1 and padding within the filter")
@@ -119,6 +123,21 @@ def cpu_f32(p: Problem, t: Target) -> list[str]:
     return reasons + no_code(t)
 
 
+def cpu_images(p: Problem, t: Target) -> list[str]:
+    """What kernels ask for that multiply in float32 what images hold in 16 bits.
+
+    Where a processor multiplies such numbers itself, torch does, and is faster.
+    """
+    if t.device != "cpu":
+        return [f"device is {t.device}, needs cpu"]
+    if not t.row.is_written:
+        return no_code(t)
+    if widens(t.row, p.dtype):
+        return []
+    rows = " or ".join(row.name for row in ISA_ROWS if row.widens)
+    return [f"dtype is {p.dtype} on {t.isa}, needs f32, or {rows} without {NATIVE[p.dtype]}"]
+
+
 def no_code(t: Target) -> list[str]:
     """Why code cannot be written for a target, of those that write some for CPUs."""
     if t.device != "cpu" or t.row.is_written:
@@ -131,7 +150,7 @@ def streams(p: Problem, t: Target) -> bool:
 
     Only where a vector is a whole cache line: parts of lines reach memory one by one.
     """
-    return 4 * t.lanes >= 64 and p.output_bytes > 4 * t.l2
+    return DTYPES[p.dtype] * t.lanes >= 64 and p.output_bytes > 4 * t.l2
 
 
 def fits(t: Target, rows: int, vectors: int) -> bool:

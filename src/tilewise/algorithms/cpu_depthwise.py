@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.algorithm import accumulation_error
+from ..core.algorithm import accumulation_error, storing_error
 from ..core.cost import seconds
 from ..core.cut import counts, piece_sizes
 from ..core.problem import Problem
@@ -33,11 +33,11 @@ class CpuDepthwise(CpuAlgorithm):
         return depthwise
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t, pitch=True) + (
+        return cpu_f32_forward(p, t, pitch=True, halves=True) + (
             _in_lanes(p, t.lanes) if t.device == "cpu" else [])
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return accumulation_error(p.group_c * p.r * p.s)
+        return accumulation_error(p.group_c * p.r * p.s) + storing_error(p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:

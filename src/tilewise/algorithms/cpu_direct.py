@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import accumulation_error
+from ..core.algorithm import accumulation_error, storing_error
 from ..core.cost import REGION, seconds, tile_cycles, traffic
 from ..core.cut import counts, fitted, piece_sizes
 from ..core.problem import Problem
@@ -37,10 +37,10 @@ class CpuDirect(PanelAlgorithm):
         return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t, grid=True, pitch=not skips(p))
+        return cpu_f32_forward(p, t, grid=True, pitch=not skips(p), halves=True)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return accumulation_error(p.group_c * p.r * p.s)
+        return accumulation_error(p.group_c * p.r * p.s) + storing_error(p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
@@ -197,7 +197,7 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     overlap = 1 + (p.span_h - p.stride[0]) / max(1, s.block_rows * s.tile_h * p.stride[0])
     read = max(1.0, overlap) * s.k_parts
     packed = 0.0
-    if p.is_padded and not skips(p):
+    if (p.is_padded or p.dtype != "f32") and not skips(p):
         packed = 4 * p.n * p.c * p.padded_h * p.padded_w * read / 16
     if p.groups > 1 and not skips(p):
         packed += GATHER * p.n * p.groups * p.h * p.w * read

@@ -14,7 +14,7 @@ from ..kernels.matrix import SIDE
 from .common import cpu_f32_weight
 from .cpu_direct_weight import most_parts, outer_cost
 from .cpu_winograd_weight import PARTS
-from .matrix import MatrixAlgorithm, no_unit
+from .matrix import MatrixAlgorithm
 from .matrix_outer import GAIN, TILES, block_cycles, width
 
 
@@ -32,7 +32,7 @@ class CpuDirectWeightMatrix(MatrixAlgorithm):
         return direct_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_weight(p, t) + no_unit(t)
+        return cpu_f32_weight(p, t) + self.no_unit(t)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
         depth = math.sqrt(s.tiles) + math.sqrt(p.terms / s.tiles)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.algorithm import accumulation_error, rounding_error
+from ..core.algorithm import accumulation_error, rounding_error, storing_error
 from ..core.cost import seconds
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
@@ -19,6 +19,14 @@ NARROWEST = 256  # with fewer values a row, adding up lanes takes longer than re
 TOGETHER = 4  # rows that share the weights in registers
 AGAIN = 0.8  # of the time for the first of them that the next take
 TORCH = 1.02  # torch reads float32 as fast; it is what a caller had before
+
+
+EXACT = {"bf16": 16, "f16": 24}  # bits that hold all of such a weight
+
+
+def _bytes(p: Problem) -> int:
+    """Of the weight in float32."""
+    return 4 * p.k * p.c
 
 
 class CpuFewRows(CpuAlgorithm):
@@ -38,18 +46,19 @@ class CpuFewRows(CpuAlgorithm):
         return few_rows
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        reasons = cpu_f32_forward(p, t)
+        reasons = cpu_f32_forward(p, t, halves=EXACT.get(p.dtype) == self.stored)
         if not p.is_linear:
             reasons.append(f"filter is {p.r}x{p.s}, image is {p.h}x{p.w}, padding is {p.padding}, "
                            f"groups is {p.groups}, needs 1x1, 1x1, 0 and 1")
         if p.c < NARROWEST:
             reasons.append(f"input channels are {p.c}, needs at least {NARROWEST}")
-        if p.weight_bytes < LEAST:
-            reasons.append(f"weight has {p.weight_bytes} bytes, needs at least {LEAST}")
+        if _bytes(p) < LEAST:
+            reasons.append(f"weight has {_bytes(p)} bytes, needs at least {LEAST}")
         return reasons
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return accumulation_error(p.c) + rounding_error(self.bits, p.c)
+        rounded = rounding_error(self.bits, p.c) if p.dtype == "f32" else 0.0
+        return accumulation_error(p.c) + rounded + storing_error(p.dtype)
 
     def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
         return p.weight, Schedule()
@@ -64,7 +73,7 @@ class CpuFewRows(CpuAlgorithm):
         cycles = p.n * p.k * p.c / t.lanes / t.starts
         times = 1 + AGAIN * (math.ceil(p.n / TOGETHER) - 1)
         return seconds(t, cycles, p.image_bytes, 0,
-                       weights=TORCH * times * p.weight_bytes * self.stored / 32)
+                       weights=TORCH * times * _bytes(p) * self.stored / 32)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu.prepare import few_rows as few_rows_prepare

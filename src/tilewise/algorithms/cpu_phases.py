@@ -12,10 +12,10 @@ from ..core.activations import SLOPED
 from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic
 from ..core.phases import Phase, covers, phases, weights
-from ..core.problem import Epilogue, Problem
+from ..core.problem import DTYPES, Epilogue, Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .common import CpuAlgorithm, cpu_f32
+from .common import HALVES, CpuAlgorithm, cpu_f32, cpu_images
 
 LINE = 64  # bytes: where the weights of a phase begin
 WORD = 8
@@ -47,7 +47,7 @@ class CpuPhases(Algorithm):
         self.exact_on_integers = all(each.exact_on_integers for each in algorithms)
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        reasons = cpu_f32(p, t)
+        reasons = cpu_images(p, t) if p.dtype in HALVES else cpu_f32(p, t)
         if p.direction != "backward_data":
             reasons.append(f"direction is {p.direction}, needs backward_data")
         return reasons or self._no_phases(p) or next(
@@ -60,6 +60,9 @@ class CpuPhases(Algorithm):
         if (p.grid or p.epilogue != Epilogue()) and not covers(p):
             return [f"filter is {p.r}x{p.s} and stride {p.stride}, needs a filter that reaches "
                     "every pixel where something follows or lies between"]
+        if p.dtype != "f32" and not covers(p):
+            return [f"dtype is {p.dtype}, filter {p.r}x{p.s}, stride {p.stride}, needs f32, or "
+                    "a filter that reaches every pixel"]
         if p.grid and ((p.grid.down, p.grid.across) != (1, 1) or p.grid.w != p.w):
             return [f"results go to a {p.grid}, need to be whole images"]
         return []
@@ -90,7 +93,7 @@ class CpuPhases(Algorithm):
 
     def best(self, phase: Phase, t: Target) -> Choice:
         """The algorithm that takes the least time, for any number of threads."""
-        q, common = phase.problem, t.with_(threads=2)
+        q, common = phase.problem, t.on_two
         best = min(self._able(phase, t), key=lambda a: a.cost(q, common, a.default(q, common)))
         return best, best.default(q, t)
 
@@ -203,4 +206,4 @@ def _cleared(p: Problem, t: Target) -> Any:
 def _bytes_before(p: Problem, offset: tuple[int, int]) -> int:
     row, col = offset
     pixel = p.grid.pitch if p.grid and p.grid.pitch else p.c
-    return 4 * (row * p.w + col) * pixel
+    return DTYPES[p.dtype] * (row * p.w + col) * pixel

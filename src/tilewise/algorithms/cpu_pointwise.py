@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import accumulation_error
+from ..core.algorithm import accumulation_error, storing_error
 from ..core.cost import seconds
 from ..core.grid import Grid
 from ..core.problem import Problem
@@ -31,7 +31,7 @@ class CpuPointwise(PanelAlgorithm):
         return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        reasons = cpu_f32_forward(p, t, grid=_is_whole(p), pitch=True)
+        reasons = cpu_f32_forward(p, t, grid=_is_whole(p), pitch=True, halves=True)
         if (p.r, p.s) != (1, 1):
             reasons.append(f"filter is {p.r}x{p.s}, needs 1x1")
         if any(p.padding):
@@ -44,7 +44,7 @@ class CpuPointwise(PanelAlgorithm):
         return _in_a_row(p)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
-        return accumulation_error(p.c)
+        return accumulation_error(p.c) + storing_error(p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
@@ -73,7 +73,8 @@ class CpuPointwise(PanelAlgorithm):
         blocks = p.n * q.conv_h * math.ceil(cols / s.block_cols)
         stream = p.weight_bytes * blocks / t.lanes / 2
         weights = weight_traffic(p, t) * (ALONE if q.conv_w == 1 else 1.0)
-        return seconds(t, row * rows + stream, p.image_bytes, blocks * s.k_parts,
+        packed = 0.0 if p.dtype == "f32" else p.n * p.c * p.h * p.w * s.k_parts / 4
+        return seconds(t, row * rows + stream + packed, p.image_bytes, blocks * s.k_parts,
                        weights=weights)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import EPS32, accumulation_error
+from ..core.algorithm import EPS32, accumulation_error, storing_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
@@ -45,11 +45,13 @@ class CpuWinograd(CpuAlgorithm):
         return winograd
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_forward(p, t, grid=True, pitch=True) + stride_one(p) + undivided(p)
+        return (cpu_f32_forward(p, t, grid=True, pitch=True, halves=True) + stride_one(p)
+                + undivided(p))
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
+        grown = growth(s.tile_h, p.r) * growth(s.tile_w, p.s)
         late = LATE * EPS32 if s.order == FILTERS else 0.0
-        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * (accumulation_error(p.c) + late)
+        return grown * (accumulation_error(p.c) + late) + storing_error(p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
@@ -83,7 +85,8 @@ class CpuWinograd(CpuAlgorithm):
 
 def weight_of(p: Problem, s: Any) -> tuple[Problem, Schedule]:
     """What a weight in the Winograd domain depends on."""
-    return p.weight, Schedule(tile_h=s.tile_h, tile_w=s.tile_w, order=s.order, vectors=s.vectors)
+    weight = p.weight if p.dtype == "f32" else p.weight.with_(dtype="f32")  # one kernel for all
+    return weight, Schedule(tile_h=s.tile_h, tile_w=s.tile_w, order=s.order, vectors=s.vectors)
 
 
 def is_legal(p: Problem, t: Target, s: Any) -> bool:
@@ -200,7 +203,6 @@ class Work:
         return seconds(t, cycles, self.p.image_bytes, tasks, 3 * self.blocks,
                        self.weight_bytes)
 
-
     def filters(self) -> float:
         """Weights as they are pass once a chunk; V is read by every block of output channels."""
         p, t, s = self.p, self.t, self.s
@@ -238,7 +240,7 @@ def _default(p: Problem, t: Target) -> Schedule:
 def chosen(p: Problem, t: Target, likely: Callable[..., list[Schedule]],
            cost: Callable[[Target, Schedule], float]) -> Schedule:
     """The cheapest of a few by the cost model; the tile, and so the bits, for any threads."""
-    common = t.with_(threads=2)
+    common = t.on_two
 
     def outline(size: tuple[int, int]) -> float:
         """By two schedules that differ most."""

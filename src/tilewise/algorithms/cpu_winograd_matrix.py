@@ -28,7 +28,7 @@ from .cpu_winograd import (
     undivided,
     weight_of,
 )
-from .matrix import MatrixAlgorithm, no_unit
+from .matrix import MatrixAlgorithm
 
 ROWS = (SIDE, 2 * SIDE)  # tiles that are multiplied together
 FAR = 5.5  # bytes a cycle that a core gets from the last cache, for which the unit mostly waits
@@ -57,7 +57,7 @@ class CpuWinogradMatrix(MatrixAlgorithm):
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         return (cpu_f32_forward(p, t, grid=True, pitch=True) + stride_one(p) + undivided(p)
-                + no_unit(t))
+                + self.no_unit(t))
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
         error = accumulation_error(p.c) + split_error(self.products, p.c)

@@ -14,7 +14,7 @@ from ..kernels.matrix import SIDE
 from .common import cpu_f32_weight
 from .cpu_winograd import dense, growth, stride_one, tile_sizes
 from .cpu_winograd_weight import BLOCKS, ORDERS, PARTS, SIZES, is_legal, near_cost, tiles_of
-from .matrix import MatrixAlgorithm, no_unit
+from .matrix import MatrixAlgorithm
 from .matrix_outer import GAIN, TILES, block_cycles, width
 
 
@@ -33,7 +33,7 @@ class CpuWinogradWeightMatrix(MatrixAlgorithm):
         return winograd_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_weight(p, t) + stride_one(p) + dense(p) + no_unit(t)
+        return cpu_f32_weight(p, t) + stride_one(p) + dense(p) + self.no_unit(t)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
         tiles = p.n * tiles_of(p, s)

@@ -92,3 +92,21 @@ def can_stream(p: Any, t: Target) -> bool:
     """Whether outputs should pass the caches by: a vector is a whole line, and they are large."""
     line = t.lanes * 4 // ELEMENTS[p.work] * ELEMENTS[p.out] >= 64
     return p.in_lines and line and p.output_bytes > 4 * t.l2
+
+
+class BytesFilter(CpuFilter):
+    """One that reads and writes bytes, down and then across, without an error."""
+
+    bounds_constant = True
+
+    def seen_by_kernel(self, p: Any) -> Any:
+        return p.with_(rank=0)
+
+    def reject(self, p: Any, t: Target) -> list[str]:
+        reasons = super().reject(p, t)
+        if {p.dtype, p.out} != {"u8"}:
+            reasons.append(f"types are {p.dtype} and {p.out}, needs u8")
+        return reasons
+
+    def error(self, p: Any, t: Target, s: Schedule) -> float:
+        return 0.0

@@ -9,36 +9,27 @@ from ..core.cost import seconds
 from ..core.quotients import is_exact
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from .filter_common import CpuFilter, strip
+from .filter_common import BytesFilter, strip
 
 
-class FilterMeans(CpuFilter):
+class FilterMeans(BytesFilter):
     """Down, then across; quotients are upper halves of products."""
 
     name = "filter_means"
     version = 1
     forms = frozenset({"means"})
-    bounds_constant = True
 
     def kernel(self) -> Any:
         from ..kernels.cpu.image import means
 
         return means
 
-    def seen_by_kernel(self, p: Any) -> Any:
-        return p.with_(rank=0)
-
     def reject(self, p: Any, t: Target) -> list[str]:
         reasons = super().reject(p, t)
-        if {p.dtype, p.out} != {"u8"}:
-            reasons.append(f"types are {p.dtype} and {p.out}, needs u8")
         if p.form == "means" and not all(map(is_exact, (p.r, p.s))):
             reasons.append(f"window is {p.r}x{p.s}, needs sizes whose 16-bit quotients are exact, "
                            "such as 2 to 16")
         return reasons
-
-    def error(self, p: Any, t: Target, s: Schedule) -> float:
-        return 0.0
 
     def space(self, p: Any, t: Target) -> Space:
         return Space(rows=(1, 4, 8), vectors=(1, 2), strip=(256, 512, 1024, 2048), stream=(False,))

@@ -43,7 +43,7 @@ class FilterRunning(CpuFilter):
                      stream=streams)
 
     def default(self, p: Any, t: Target) -> Schedule:
-        return Schedule(rows=8, vectors=1, strip=narrow_strip(p, 2048), stream=can_stream(p, t))
+        return Schedule(rows=4, vectors=2, strip=narrow_strip(p, 2048), stream=can_stream(p, t))
 
     def cost(self, p: Any, t: Target, s: Any) -> float:
         doublings = sum(math.ceil(math.log2(size)) for size in (p.r, p.s))

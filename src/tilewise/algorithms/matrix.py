@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..core.algorithm import split_bits
+from ..core.isa import AMX
 from ..core.problem import Problem
 from ..core.target import Target
 from ..kernels.matrix import PARTS
@@ -15,12 +16,28 @@ class MatrixAlgorithm(CpuAlgorithm):
     """One number of products each, so that each has its own error, and its own name."""
 
     unit = "matrix"
+    units: tuple[str, ...] = ("amx",)  # those that its kernel is written for
     keeps_infinities = False
 
     def __init__(self, products: int) -> None:
         self.products, self.parts, self.more = products, PARTS[products], (products,)
         self.name = f"{self.name}_{PRECISIONS[products]}"
         self.bits = split_bits(products)
+
+    def is_for(self, t: Target) -> bool:
+        return super().is_for(t) and not self.no_unit(t)
+
+    def no_unit(self, t: Target) -> list[str]:
+        """Why a target cannot run it."""
+        unit = t.row.matrix if t.device == "cpu" else AMX
+        if unit is None:
+            return [f"instructions are {t.isa}, needs a matrix unit"]
+        if unit.name not in self.units:
+            return [f"matrix unit is {unit.name}, needs {' or '.join(self.units)}"]
+        if self.products not in unit.products:
+            return [f"products are {self.products}, needs fewer on {unit.name}: there so many are "
+                    "slower than float32's own"]
+        return []
 
     def seen_by_kernel(self, p: Problem) -> Problem:
         """Each pixel as a row of its own, which the next image continues, where none is skipped."""
@@ -32,9 +49,3 @@ def is_pixelwise(p: Problem) -> bool:
     return ((p.r, p.s, p.stride, p.groups, p.epilogue.pool) == (1, 1, (1, 1), 1, 1)
             and not any(p.padding) and p.grid is None)
 
-
-def no_unit(t: Target) -> list[str]:
-    """Why a target cannot run it."""
-    if t.device != "cpu" or t.row.matrix:
-        return []
-    return [f"instructions are {t.isa}, needs a matrix unit"]

@@ -11,11 +11,12 @@ from ..core.gpu import GPUS
 from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
-from .common import no_grid, no_pitch
+from .common import HALVES, no_grid, no_pitch
 
 # bytes from which a result is memory that the system clears first, and how long that takes beside
 # writing it: with huge pages
 FRESH, CLEARED = 8 << 20, 0.25
+WIDENING = 1.6  # times as long a byte as float32, where torch has to widen 16 bits
 FEW = 3  # rows up to which torch multiplies without packing the weight
 
 
@@ -71,8 +72,9 @@ def _is_product(p: Problem) -> bool:
 
 def _product_cost(p: Problem, t: Target) -> float:
     """It reads the weight, for more than a few rows also writes it packed and reads that."""
-    compute = p.flops / t.peak
-    memory = p.weight_bytes / t.flow * (1 if p.n <= FEW else 3)
+    slower = 1.0 if p.dtype not in HALVES else WIDENING
+    compute = slower * p.flops / t.peak
+    memory = slower * p.weight_bytes / t.flow * (1 if p.n <= FEW else 3)
     return 5e-6 + max(compute, memory) + 0.3 * min(compute, memory)
 
 
@@ -178,34 +180,29 @@ def _gradient_of_padded(p: Problem) -> Any:
     return run
 
 
-def _of_seen_pixels(p: Problem) -> Problem:
-    """A strided 1x1 filter as a dense one on the pixels it sees.
+def of_seen_pixels(p: Problem, x: Any) -> tuple[Problem, Any]:
+    """A strided 1x1 filter as a dense one, and the pixels of x that it sees; others as they are.
 
     torch 2.13 writes beyond its memory in the weight's gradient of a strided one.
     """
     if (p.r, p.s) != (1, 1) or p.stride == (1, 1):
-        return p
-    return p.with_(h=p.conv_h, w=p.conv_w, stride=(1, 1), padding=(0, 0, 0, 0))
-
-
-def _seen_pixels(p: Problem, x: Any) -> Any:
+        return p, x
     from torch.nn import functional as F
 
     top, bottom, left, right = p.padding
-    return F.pad(x, (left, right, top, bottom))[..., ::p.stride[0], ::p.stride[1]]
+    seen = F.pad(x, (left, right, top, bottom))[..., ::p.stride[0], ::p.stride[1]]
+    dense = p.with_(h=p.conv_h, w=p.conv_w, stride=(1, 1), padding=(0, 0, 0, 0))
+    return dense, seen.contiguous(memory_format=_layout(p))
 
 
 def _backward_weight(p: Problem) -> Any:
     layout = _layout(p)
 
-    q = _of_seen_pixels(p)
-
     def run(x: Any, grad: Any, bias: Any, residual: Any) -> Any:
         shape = (p.k, p.group_c, p.r, p.s)
         like = grad.new_empty(shape).contiguous(memory_format=layout)
-        if q is not p:
-            x = _seen_pixels(p, x).contiguous(memory_format=layout)
-        return _gradient(q, grad, _padded(q, x), like, 1)
+        q, seen = of_seen_pixels(p, x)
+        return _gradient(q, grad, _padded(q, seen), like, 1)
 
     return run
 
@@ -229,7 +226,7 @@ def _turned(p: Problem, t: Target) -> float:
 def _efficiency(p: Problem, t: Target) -> float:
     """Share of the multiply-add limit that torch was seen to reach (benchmarks/planner.py)."""
     if p.dtype != "f32" or t.device == "cuda":
-        return 0.1
+        return 0.05 if p.dtype in HALVES else 0.1  # it widens them, value by value
     if p.group_c == 1 and p.groups > 1 and p.group_k > 1:
         return 0.012  # it has no kernel for several filters a channel
     if p.group_c == 1 and p.groups > 1:

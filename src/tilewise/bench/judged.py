@@ -19,6 +19,8 @@ from ..kernels.activations import activated, apart
 from ..kernels.cpu.prepare.mirrored import mirror
 from ..planner.planner import inner_problem
 
+STORED = {"bf16": torch.bfloat16, "f16": torch.float16}
+
 
 class Mismatch(AssertionError):
     """A kernel left something else than it should have."""
@@ -27,6 +29,8 @@ class Mismatch(AssertionError):
 @dataclass(frozen=True)
 class Operands:
     """float32 inputs of a problem as (N, C, H, W) tensors; what the epilogue lacks is None.
+
+    Images have values that the problem's type can hold.
 
     Slopes of an activation lie behind the bias; where there is none, NaN is in its place.
     For the gradient of the input, x is that of the output; for the gradient of the weight, the
@@ -55,7 +59,8 @@ def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Op
         return torch.randn(shape, generator=rng)
 
     def image(*shape: int) -> torch.Tensor:
-        return draw(*shape).relu() if non_negative else draw(*shape)
+        drawn = draw(*shape).to(STORED.get(p.dtype, torch.float32)).float()
+        return drawn.relu() if non_negative else drawn
 
     inside, outside = (p.n, p.c, p.h, p.w), (p.n, p.k, p.conv_h, p.conv_w)
     if p.direction == "backward_weight":
@@ -64,8 +69,8 @@ def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Op
         image(*(outside if p.direction == "backward_data" else inside)),
         draw(p.k, p.group_c, p.r, p.s),
         channels(p, draw),
-        draw(*(inside if p.direction == "backward_data" else outside))
-        if p.epilogue.residual else None)
+        draw(*(inside if p.direction == "backward_data" else outside)).to(
+            STORED.get(p.dtype, torch.float32)).float() if p.epilogue.residual else None)
 
 
 def channels(p: Problem, draw: Callable[[int], torch.Tensor]) -> torch.Tensor | None:
@@ -131,9 +136,10 @@ def prepare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule,
 
 
 def laid_out(images: torch.Tensor | None, p: Problem) -> torch.Tensor | None:
-    """The floats of (N, C, H, W) images in the problem's order."""
+    """The values of (N, C, H, W) images in the problem's order and type."""
     if images is None:
         return None
+    images = images.to(STORED.get(p.dtype, images.dtype))
     return (images if p.layout == "nchw" else images.permute(0, 2, 3, 1)).flatten()
 
 
@@ -144,7 +150,8 @@ def compare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str,
     The share of the bound that the error takes.
     """
     if kind == "integers" and algorithm.exact_on_integers and keeps_integers(p):
-        wrong = y.view(torch.int32) != (expected + 0.0).float().view(torch.int32)
+        stored = STORED.get(p.dtype, torch.float32)  # sums are exact, so this rounds once
+        wrong = y.float().view(torch.int32) != (expected + 0.0).to(stored).float().view(torch.int32)
         if wrong.any():
             at = tuple(wrong.nonzero()[0].tolist())
             raise Mismatch(f"{int(wrong.sum())} of {wrong.numel()} integers differ, first at {at}: "

@@ -9,7 +9,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -31,14 +31,15 @@ from ..core.schedule import Schedule
 from ..core.target import Target
 from ..planner.planner import inner_problem
 from .drawn import random_linear, random_phased, random_problem, random_schedule
-from .judged import Mismatch, compare, exact, laid_out, operands, prepare, spread
+from .guarded import launch_guarded
+from .judged import Operands, compare, exact, laid_out, operands, prepare, spread
 
 PROBLEMS = 500  # of an algorithm
 SHARED = 25  # batch sizes, and then image sizes, that share the code of a weight
 SECONDS = 56.0  # of all; an algorithm gets its share
+LATE = 120.0  # seconds beyond its share until an algorithm is given up: code may never end
 FLOPS = 1e5  # of an image
 TRIES = 500  # draws until an algorithm takes one; a tenth is taken of the rarest
-MARGIN = 64  # floats beside a result, which nobody may write
 POLICY = "OMP_WAIT_POLICY"
 
 
@@ -56,10 +57,10 @@ def selftest(t: Target, tell: Tell = silent, problems: int = PROBLEMS,
              processes: int = 0) -> Outcome:
     """So many problems of every algorithm that is for a target; side by side in processes, or here.
 
-    Code that ends its process counts as wrong.
+    Code that ends its process counts as wrong, and in processes code that never ends does as well.
     """
     found, start = Outcome(), time.monotonic()
-    able = [a for a in ALGORITHMS if a.takes == "addresses" and a.device == "cpu" and a.is_for(t)]
+    able = able_on(t)
     able.sort(key=lambda a: isinstance(a, CpuPhases))  # the slow ones get what others leave
 
     def share(waiting: int) -> float:
@@ -79,27 +80,45 @@ def selftest(t: Target, tell: Tell = silent, problems: int = PROBLEMS,
     return found
 
 
+def able_on(t: Target) -> list[Algorithm]:
+    """Those that write code for a target."""
+    return [a for a in ALGORITHMS if a.takes == "addresses" and a.device == "cpu" and a.is_for(t)]
+
+
 def _side_by_side(able: list[Algorithm], t: Target, problems: int, processes: int,
                   share: Callable[[int], float]) -> Iterator[Outcome]:
     """What became of each algorithm, as they end."""
-    waiting, running = [a.name for a in able], dict[Future[Outcome], str]()
+    waiting, running = [a.name for a in able], dict[Future[Outcome], tuple[str, float]]()
     with _patient_threads():
         pool = _pool(processes)
         while waiting or running:
             while waiting and len(running) < processes:
                 seconds = share(len(waiting) + len(running))
                 name = waiting.pop(0)
-                running[pool.submit(tried, name, t, problems, seconds)] = name
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
+                limit = time.monotonic() + max(seconds, 0) + LATE
+                running[pool.submit(tried, name, t, problems, seconds)] = name, limit
+            first = min(limit for _, limit in running.values())
+            done, _ = wait(running, max(0, first - time.monotonic()), FIRST_COMPLETED)
+            late = "" if done else f"not done {LATE:.0f} s after its time"
+            if late:
+                done = _ended(pool, running)
             if any(isinstance(end.exception(), BrokenProcessPool) for end in done):
                 done, pool = set(running), _pool(processes)  # all that shared it are lost
             for end in done:
-                name = running.pop(end)
+                name, _ = running.pop(end)
                 if end.exception() is None:
                     yield end.result()
                 else:
-                    yield Outcome({name: 1}, [f"{name}, or one beside it: {end.exception()}"])
+                    yield Outcome({name: 1},
+                                  [f"{name}, or one beside it: {late or end.exception()}"])
         pool.shutdown()
+
+
+def _ended(pool: ProcessPoolExecutor, running: Iterable[Future[Outcome]]) -> set[Future[Outcome]]:
+    """What ran in a pool whose processes had to be stopped."""
+    for process in list(pool._processes.values()):
+        process.kill()
+    return wait(running).done
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:
@@ -120,17 +139,19 @@ def _patient_threads() -> Iterator[None]:
             os.environ[POLICY] = before
 
 
-def tried(name: str, t: Target, problems: int, seconds: float) -> Outcome:
-    """One algorithm."""
+def tried(name: str, t: Target, problems: int, seconds: float, seed: str = "") -> Outcome:
+    """One algorithm; a seed draws other problems."""
     found = Outcome()
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    _try(algorithm, t, problems, time.monotonic() + seconds, found)
+    rng = random.Random(f"selftest of {algorithm.name}{seed}")
+    _try(algorithm, t, problems, time.monotonic() + seconds, found, rng)
     return found
 
 
-def _try(algorithm: Algorithm, t: Target, problems: int, end: float, found: Outcome) -> None:
+def _try(algorithm: Algorithm, t: Target, problems: int, end: float, found: Outcome,
+         rng: random.Random) -> None:
     """One algorithm, until it has had so many problems or its time is up."""
-    rng, ran = random.Random(f"selftest of {algorithm.name}"), 0
+    ran = 0
     while ran < problems and time.monotonic() < end:
         p = _accepted(algorithm, t, rng)
         if p is None:
@@ -199,8 +220,7 @@ def _check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int) 
     o = operands(p, kind, seed)
     inner = inner_problem(algorithm, p)
     prepared = prepare(algorithm, p, t, s, o.weight)
-    y = _run(algorithm, inner, t, s, [laid_out(o.x, inner), prepared, o.bias,
-                                      laid_out(o.residual, inner)])
+    y = _run(algorithm, inner, t, s, o, prepared, "start" if seed % 2 else "end")
     a, b, c, d = inner.result_shape
     if inner.layout == "nchw" or inner.direction == "backward_weight":
         y = y.view(a, b, c, d)
@@ -209,20 +229,13 @@ def _check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int) 
     return compare(algorithm, inner, t, s, kind, y, exact(p, o), spread(p, o))
 
 
-def _run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule,
-         given: list[Any]) -> torch.Tensor:
-    """What a kernel makes of its operands, in memory full of NaN."""
-    held = [None if value is None else value.contiguous() for value in given]
-    count = math.prod(p.result_shape)
-    made = [torch.full((size + 2 * MARGIN,), math.nan)
-            for size in (count, -(-algorithm.workspace(p, t, s) // 4))]
-    addresses = [0 if value is None else value.data_ptr() for value in held]
-    y, scratch = (buffer[MARGIN:].data_ptr() for buffer in made)
-    algorithm.build(p, t, s)(*addresses, y, scratch, p.n, t.threads)
-    for buffer in made:
-        if not (buffer[:MARGIN].isnan().all() and buffer[-MARGIN:].isnan().all()):
-            raise Mismatch("wrote beside its memory")
-    return made[0][MARGIN:MARGIN + count]
+def _run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, prepared: Any,
+         side: str) -> torch.Tensor:
+    """What a kernel makes of its operands, between pages that cannot be touched."""
+    given = {"x": laid_out(o.x, p), "weight": prepared.flatten(), "bias": o.bias,
+             "residual": laid_out(o.residual, p)}
+    made = {"y": math.prod(p.result_shape), "scratch": -(-algorithm.workspace(p, t, s) // 4)}
+    return launch_guarded(algorithm.build(p, t, s), given, made, p.n, t.threads, side)["y"]
 
 
 def line(found: Outcome, machine: dict[str, Any]) -> str:

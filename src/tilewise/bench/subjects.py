@@ -19,7 +19,8 @@ from ..core.errors import InvalidProblem, TilewiseError
 from ..core.problem import Problem
 from ..kernels.activations import activated, apart
 from ..models import MODELS
-from ..runtime.engine import DTYPES, random_operands
+from ..runtime.engine import random_operands
+from ..runtime.types import DTYPES
 
 SHAPES = {"lenet_a": (1, 86, 86), "lenet_b": (1, 70, 70)}  # of an image; others are as below
 USUAL = (3, 224, 224)

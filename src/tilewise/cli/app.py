@@ -20,6 +20,7 @@ from .ladder import ladder
 from .output import errors
 from .profile import profile
 from .report import report
+from .selftest import selftest
 from .train import train
 from .tune import tune
 from .wisdom import app as wisdom
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "ladder": ladder,
     "profile": profile,
     "report": report,
+    "selftest": selftest,
     "train": train,
     "tune": tune,
 }

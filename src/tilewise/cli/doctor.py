@@ -20,7 +20,7 @@ def doctor(threads: Threads = None, json: Json = False, selftest: Selftest = Fal
     The exit code is 1 if something is broken.
     """
     if selftest:
-        _selftest(set_threads(threads), json)
+        run_selftest(set_threads(threads), json)
         return
     import torch
 
@@ -44,7 +44,7 @@ def doctor(threads: Threads = None, json: Json = False, selftest: Selftest = Fal
         raise typer.Exit(NO)
 
 
-def _selftest(threads: int, json: bool) -> None:
+def run_selftest(threads: int, json: bool) -> None:
     from ..bench.machine import facts
     from ..bench.selftest import line, selftest
     from ..core.cores import cores

@@ -13,10 +13,9 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
 
 from ..kernels import precision
-from ..kernels.activations import joined
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
-from ..runtime.weights import Made, Once
+from ..runtime.weights import Made, Once, channels_of
 
 PLAIN = (Tensor, Parameter)  # whose calls nobody overrides
 CALLS = 8  # that a block remembers
@@ -44,9 +43,7 @@ class Again:
             return None
         self._engine.tell(executable.plan)
         weight, bias = made.value if self._folded else (made.value, bias)
-        if slope is not None:
-            bias = joined(bias, slope, executable.plan.problem.k)
-        return executable(x, weight, bias, residual, out)
+        return executable(x, weight, channels_of(bias, slope, executable), residual, out)
 
     @property
     def is_among(self) -> bool:

@@ -11,7 +11,7 @@ from ..core.activations import SLOPED
 from ..core.errors import InvalidProblem
 from ..core.isa import KNOWN
 from ..core.problem import Epilogue, Problem
-from ..runtime.engine import DTYPES
+from ..runtime.types import DTYPES
 from .again import is_transformed, is_unwatched
 from .checks import kind_of
 from .options import output_shape

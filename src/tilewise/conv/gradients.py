@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..algorithms.vendor import of_seen_pixels
 from ..core.problem import Problem
 from ..core.target import Target
 from ..kernels import precision
@@ -62,15 +63,26 @@ def by_torch(p: Problem, grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor |
     """The same in torch's own operators, which autograd knows how to differentiate."""
     if mask is not None:
         grad = _spread(p, grad, mask)
-    top, bottom, left, right = p.padding
+    q, seen = of_seen_pixels(p, x)
+    top, bottom, left, right = q.padding
     even = top == bottom and left == right
-    wide = x if even else F.pad(x, (left, right, top, bottom))
+    wide = seen if even else F.pad(seen, (left, right, top, bottom))
     dx, dw, db = torch.ops.aten.convolution_backward(
-        grad, wide, weight, [p.k], p.stride, (top, left) if even else (0, 0), p.dilation, False,
+        grad, wide, weight, [p.k], q.stride, (top, left) if even else (0, 0), q.dilation, False,
         (0, 0), p.groups, list(wants[:3]))
+    if dx is not None and q is not p:
+        dx, even = _among_unseen(p, dx), False
     if dx is not None and not even:
+        top, _, left, _ = p.padding
         dx = dx[..., top:top + p.h, left:left + p.w]
     return dx, dw, db, grad if wants[3] else None
+
+
+def _among_unseen(p: Problem, dx: Tensor) -> Tensor:
+    """The gradient of the pixels that a strided 1x1 filter sees, among zeros."""
+    wide = dx.new_zeros(*dx.shape[:2], p.padded_h, p.padded_w)
+    wide[..., ::p.stride[0], ::p.stride[1]] = dx
+    return wide
 
 
 def _spread(p: Problem, grad: Tensor, mask: Tensor) -> Tensor:

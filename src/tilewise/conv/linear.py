@@ -16,9 +16,9 @@ from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
 from ..kernels import precision
-from ..kernels.activations import joined
 from ..runtime.executable import Executable
-from ..runtime.weights import made
+from ..runtime.types import HALVES, element_of
+from ..runtime.weights import channels_of, made
 from .calls import KERNEL, Call, check_slope, gate
 from .ops import then
 from .running import ENGINE
@@ -32,9 +32,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     """`torch.nn.functional.linear`, then an activation; `slope` is that of "prelu".
 
     Torch's own where it is faster, or more exact than what its precision setting, or `max_error`,
-    admits, and for everything but plain float32 tensors of a CPU without gradients, outside of
-    compilers. With `max_error`, torch keeps all bits of a float32; what a compiler or autograd
-    runs later follows its precision setting.
+    admits, and for everything but plain tensors of a CPU in float32, bfloat16 or float16 without
+    gradients, outside of compilers. With `max_error`, torch keeps all bits of a float32; what a
+    compiler or autograd runs later follows its precision setting.
 
     >>> linear(torch.randn(2, 8), torch.randn(4, 8), activation="relu").shape
     torch.Size([2, 4])
@@ -51,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
             y = F.linear(x, weight, bias)
         return then(y, activation, 1, slope)
     ready = made(run.weight_key, lambda: run.prepare(weight[:, :, None, None]), weight).value
-    channels = joined(bias, slope, weight.shape[0])
+    channels = channels_of(bias, slope, run)
     y = run(_image(x), ready, channels, None)
     return y.permute(0, 2, 3, 1).reshape(*x.shape[:-1], weight.shape[0])
 
@@ -119,7 +119,7 @@ class Linear(nn.Module):
 
 
 def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None, slope: Tensor | None) -> bool:
-    """Whether these are float32, worth it and fit each other; the rest is torch's."""
+    """Whether these are of one type, worth it and fit each other; the rest is torch's."""
     tensors = [t for t in (x, weight, bias, slope) if t is not None]
     if slope is not None and x.dim() != 2 and slope.numel() != 1:
         return False  # torch has one for each index of the second axis
@@ -127,12 +127,13 @@ def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None, slope: Tensor | No
     shapes = (weight.dim() == 2 and x.dim() > 0 and x.numel() > 0
               and x.shape[-1] == weight.shape[1] and (_rows(x) > FEW or _is_large(weight))
               and (bias is None or bias.shape == weight.shape[:1]))
-    return followed and shapes and all(t.dtype == torch.float32 for t in tensors)
+    alike = element_of(x.dtype) is not None and all(t.dtype == x.dtype for t in tensors)
+    return followed and shapes and alike
 
 
 def _executable(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
                 max_error: float | None) -> Executable:
-    key: Any = ("linear", _rows(x), weight.shape, bias is None, activation,
+    key: Any = ("linear", _rows(x), weight.shape, x.dtype, bias is None, activation,
                 max_error, torch.get_num_threads(), precision.asked())
     found = ENGINE.executables.get(key)
     if found is None:
@@ -145,7 +146,7 @@ def _plan(rows: int, weight: Tensor, bias: Tensor | None, activation: str | None
           max_error: float | None) -> Plan:
     k, c = weight.shape
     n, w = (rows, 1) if rows <= FEW else (1, rows)
-    p = Problem(n, c, 1, w, k, 1, 1,
+    p = Problem(n, c, 1, w, k, 1, 1, dtype=HALVES.get(weight.dtype, "f32"),
                 epilogue=Epilogue(bias=bias is not None, activation=activation))
     return ENGINE.plan(p, Target.host(threads=torch.get_num_threads()), max_error=max_error)
 

@@ -25,6 +25,7 @@ from .calls import (
     gate,
     is_channels_last,
 )
+from .max_pool import pooled
 from .operators import CONV2D, MASKED, NORM, Convolved, Masked
 from .options import Options, options_of
 from .running import ENGINE, executable_of, run, run_norm
@@ -188,4 +189,5 @@ def _can_mask(x: Tensor, weight: Tensor) -> bool:
 
 def then(y: Tensor, activation: str | None, pool: int, slope: Tensor | None = None) -> Tensor:
     y = activated(y, activation, slope)
-    return y if pool == 1 else F.max_pool2d(y, pool)
+    found = y if pool == 1 else pooled(y, pool)
+    return F.max_pool2d(y, pool) if found is None else found

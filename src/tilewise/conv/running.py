@@ -7,11 +7,10 @@ from torch import Tensor
 
 from ..algorithms import ALGORITHMS
 from ..kernels import precision
-from ..kernels.activations import joined
 from ..runtime.engine import Engine
 from ..runtime.executable import Executable
 from ..runtime.images import pitch_of
-from ..runtime.weights import Norm, prepared, prepared_with_norm
+from ..runtime.weights import Norm, channels_of, prepared, prepared_with_norm
 from .again import form
 from .calls import Call, problem_of
 from .devices import target_of
@@ -39,15 +38,14 @@ def run(call: Call) -> Tensor:
     executable = executable_of(call)
     ENGINE.tell(executable.plan)
     return executable(call.x, prepared(call.weight, executable).value,
-                      joined(call.bias, call.slope, call.weight.shape[0]), call.residual)
+                      channels_of(call.bias, call.slope, executable), call.residual)
 
 
 def run_norm(call: Call, norm: Norm) -> Tensor:
     executable = executable_of(call._replace(bias=norm[0]))  # a bias there will be
     ENGINE.tell(executable.plan)
     weight, bias = prepared_with_norm(call.weight, call.bias, norm, executable).value
-    return executable(call.x, weight, joined(bias, call.slope, call.weight.shape[0]),
-                      call.residual)
+    return executable(call.x, weight, channels_of(bias, call.slope, executable), call.residual)
 
 
 def run_masked(call: Call) -> tuple[Tensor, Tensor]:

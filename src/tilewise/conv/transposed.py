@@ -19,7 +19,8 @@ from ..core.plan import Plan
 from ..core.problem import Epilogue, Problem
 from ..kernels import precision
 from ..runtime.executable import Executable
-from ..runtime.weights import prepared
+from ..runtime.types import element_of
+from ..runtime.weights import channels_of, prepared
 from .again import form
 from .calls import (
     GRADIENT,
@@ -187,17 +188,18 @@ def by_torch(call: Transposed) -> Tensor:
 
 def _run(call: Transposed) -> Tensor:
     x, weight = call.x, call.weight
-    if len(x) == 0 or not x.is_cpu or x.dtype != torch.float32:
+    if len(x) == 0 or not x.is_cpu or element_of(x.dtype) is None:
         return by_torch(call)
     check(call)
     executable = _executable(call)
     ENGINE.tell(executable.plan)
-    return executable(x, prepared(weight, executable).value, call.bias, call.residual)
+    return executable(x, prepared(weight, executable).value,
+                      channels_of(call.bias, None, executable), call.residual)
 
 
 def into(out: Tensor, pitch: int, call: Transposed) -> Tensor | None:
     """The result in a slice of channels, of so many; None where that cannot be."""
-    if not is_gradient(call) or call.x.dim() != 4 or call.x.dtype != torch.float32 or (
+    if not is_gradient(call) or call.x.dim() != 4 or element_of(call.x.dtype) is None or (
             gate(Call(*call[:4])) != KERNEL):
         return None
     check(call)
@@ -205,7 +207,8 @@ def into(out: Tensor, pitch: int, call: Transposed) -> Tensor | None:
     if not executable.is_among:
         return None
     ENGINE.tell(executable.plan)
-    return executable(call.x, prepared(call.weight, executable).value, call.bias, None, out)
+    return executable(call.x, prepared(call.weight, executable).value,
+                      channels_of(call.bias, None, executable), None, out)
 
 
 def _executable(call: Transposed, pitch: int = 0) -> Executable:

@@ -43,7 +43,8 @@ class Algorithm:
         if self.device != t.device:
             return self.device is None
         writes = t.device == "cpu" and self.takes == "addresses"
-        return not writes or (t.row.is_written and (self.unit is None or t.row.matrix))
+        has_unit = self.unit is None or t.row.matrix is not None
+        return not writes or (t.row.is_written and has_unit)
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         """Reasons with the value found and the value needed; empty means it can run."""
@@ -112,6 +113,12 @@ def accumulation_error(terms: int, dtype: str = "f32") -> float:
     stored = {"f32": 0.0, "f64": 0.0, "f16": 2.0 ** -10, "bf16": 2.0 ** -7}[dtype]
     unit = 2.0 ** -53 if dtype == "f64" else EPS32
     return stored + unit * (2.0 + math.sqrt(terms))
+
+
+def storing_error(dtype: str) -> float:
+    """Bound on what one rounding of a float32 to nearest errs when it is stored: half a unit in the
+    last place."""
+    return {"f32": 0.0, "f16": 2.0 ** -11, "bf16": 2.0 ** -8}[dtype]
 
 
 def split_error(products: int, terms: int) -> float:

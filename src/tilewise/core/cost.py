@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from .isa import AMX
 from .target import Target
 
 CALL = 8e-6  # seconds to get from Python into a kernel and back
@@ -63,9 +64,10 @@ def _together(t: Target, apart: int) -> int:
     return places * max(1, t.l1 // PAGE)
 
 
-def matrix_cycles(rows: int, columns: int, steps: int, products: int) -> float:
-    """Some tiles of sums of the matrix unit: bound by its operations; begun and stored.
-
-    An operation takes 16 cycles of a clock that is lower under this load.
-    """
-    return 21.0 * rows * columns * steps * products + 60.0 * rows * columns + 25
+def matrix_cycles(rows: int, columns: int, steps: int, products: int,
+                  t: Target | None = None) -> float:
+    """Some tiles of sums of a target's matrix unit: bound by its operations; begun and stored."""
+    unit = t.row.matrix if t and t.row.matrix else AMX
+    step = unit.cycles if t is None or unit.apart else unit.cycles * t.row.units / t.starts
+    tiles = rows * columns
+    return step * tiles * steps * products + unit.moved * tiles + 25

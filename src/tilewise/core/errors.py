@@ -39,6 +39,10 @@ class OutOfMemory(TilewiseError, MemoryError):
     """The system refuses memory, and there is nothing left to give back."""
 
 
+class OutOfBounds(TilewiseError, RuntimeError):
+    """Checked code (`TILEWISE_CHECK=1`) met an address outside of its memory: a bug of tilewise."""
+
+
 class NotInstalled(TilewiseError):
     """A package is missing; the message says how to get it."""
 

@@ -21,11 +21,12 @@ FORMS = {  # what an output is of the values under a window
     "odd": "the same of a line whose weights are antisymmetric",
     "mean": "summed, then divided by their number, cut off as C does it",
     "lines": "a line down, cut off as C does it, then a line across, cut off",
+    "bells": "the same of bytes, where both lines are bells: symmetric, of sum one",
     "means": "a mean down, cut off as C does it, then a mean across, cut off",
     "order": "sorted; the `order`-th, from 0, is taken",
 }
 
-FUSED = ("lines", "means")  # of two lines
+FUSED = ("lines", "bells", "means")  # of two lines
 UNSIGNED = {"u8": 255, "u16": 65535}  # and their largest value
 UNIT = {"f32": 2.0 ** -24, "f64": 2.0 ** -53}  # of rounding
 

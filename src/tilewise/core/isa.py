@@ -11,6 +11,39 @@ from .platforms.linux import ARM
 
 
 @dataclass(frozen=True)
+class MatrixUnit:
+    """Products of small matrices of bfloat16, which are added to tiles of float32 sums.
+
+    A step adds A (rows x depth) times B (depth x columns) to a tile. Rows of A lie one after the
+    other. Of B, `together` values of a column lie side by side, then those of the next column.
+    """
+
+    name: str
+    rows: int  # of a tile
+    columns: int  # of a tile: a vector of floats
+    depth: int  # values that a step sums
+    together: int
+    most_rows: int  # tiles of sums that are held at once, down
+    most_columns: int  # and across
+    products: tuple[int, ...]  # numbers of products that can be faster than float32's own
+    cycles: float  # of a tile in a step
+    moved: float  # cycles to begin and store a tile of sums
+    # whether it is apart from the vectors: the operating system has to admit it, code asks for
+    # operands ahead of need, and it is as fast wherever it is
+    apart: bool
+
+    @property
+    def line(self) -> int:
+        """Floats of memory that a row of A fills."""
+        return self.depth // 2
+
+    @property
+    def tile(self) -> int:
+        """Floats of memory that a tile of B fills."""
+        return self.depth * self.columns // 2
+
+
+@dataclass(frozen=True)
 class Isa:
     """An instruction set; kernels read lanes and registers from it and nothing else."""
 
@@ -25,9 +58,11 @@ class Isa:
     cpu: str  # LLVM's name of the baseline
     features: str  # LLVM feature string on top of it
     units: int = 2  # multiply-add instructions that can start in a cycle
-    matrix: bool = False  # tiles of bfloat16 products, beside the vectors
+    matrix: MatrixUnit | None = None  # products of bfloat16, beside the vectors
     by_element: bool = False  # arithmetic can take one lane of a register for all lanes
     attributes: tuple[str, ...] = ()  # of every function, in LLVM's words
+    # whether kernels that widen bfloat16 and float16 to float32 were measured there
+    widens: bool = field(default=False, repr=False)
 
     @property
     def is_written(self) -> bool:
@@ -41,6 +76,11 @@ _AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
 _AMX = _AVX512 | {"amx_tile", "amx_bf16", "avx512_bf16"}
 _NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
+# eight tiles of 16 rows of 64 bytes: four of sums, two of each operand. An operation takes 16
+# cycles of a clock that is lower under this load
+AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, True)
+# two registers of 2 x 2 sums; six products take longer than float32's own multiply-adds
+BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, False)
 _TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
 # the model whose scheduler keeps sums in registers; of no other does it say anything
 _CALM = '"tune-cpu"="apple-m1"'
@@ -54,11 +94,13 @@ def _sve(bits: int, lanes: int) -> Isa:
 
 
 ISA_ROWS = (
-    Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=True),
-    Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE),
-    Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", ""),
+    Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=AMX),
+    Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, widens=True),
+    Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", "", widens=True),
     _sve(512, 16),
     _sve(256, 8),
+    Isa("neon_bf16", ARM, frozenset({"bf16"}), 4, 32, True, False, "generic", "+neon,+bf16",
+        by_element=True, matrix=BFMMLA, attributes=(_CALM,)),
     Isa("neon", ARM, frozenset(), 4, 32, True, False, "generic", "+neon",
         by_element=True, attributes=(_CALM,)),
     Isa("generic", _X86, frozenset(), 4, 16, False, False, "x86-64", "", 1),
@@ -67,6 +109,7 @@ ISA_ROWS = (
 )
 
 ISA = {row.name: row for row in ISA_ROWS}
+NATIVE = {"bf16": "avx512_bf16", "f16": "avx512_fp16"}  # flags of processors that multiply them
 NO_ISA = Isa("none", (), _NONE, 1, 1, False, False, "", "", 1)  # of machines without a row
 # whether this machine has any of them; where not, models and conv2d are torch's
 KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_ROWS)
@@ -76,6 +119,12 @@ KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_
 def cpu_flags() -> frozenset[str]:
     """Flags that the system reports; empty where it reports none."""
     return HERE.cpu_flags(platform.machine())
+
+
+def widens(row: Isa, dtype: str) -> bool:
+    """Whether kernels read such images and compute in float32; torch is faster where the processor
+    multiplies such numbers itself."""
+    return row.widens and NATIVE[dtype] not in cpu_flags()
 
 
 @lru_cache(maxsize=1)
@@ -90,4 +139,9 @@ def available(machine: str | None = None, flags: frozenset[str] | None = None) -
     machine = platform.machine() if machine is None else machine
     flags = cpu_flags() if flags is None else flags
     rows = [row for row in ISA_ROWS if machine in row.machines and row.needs <= flags]
-    return tuple(row for row in rows if not (here and row.matrix) or may_use_tiles())
+    return tuple(row for row in rows if not (here and asks_leave(row)) or may_use_tiles())
+
+
+def asks_leave(row: Isa) -> bool:
+    """Whether it has registers that the operating system gives only to those who ask."""
+    return row.matrix is not None and row.matrix.apart

@@ -46,7 +46,9 @@ def kept(isa: str, threads: int) -> Limits | None:
 
 def keep(isa: str, threads: int, limits: Limits) -> bool:
     """For all processes of this user from now on; whether the disk took it."""
-    path = cache_directory() / FILE
+    path, written = cache_directory() / FILE, {"hertz": limits.hertz, "copied": limits.copied}
+    if _limits(written) is None:  # nobody would believe it
+        return False
     try:
         with locked(path):
             found, name = _read(), _name(isa, threads)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 EPSILON = 2.0 ** -52  # weights that differ by less are equal, as scipy compares them
+CLOSE = 1e-9  # to one, sums of weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,3 +54,13 @@ def form_of(weights: Any) -> str:
         if (abs(right + left) <= EPSILON).all():
             return "odd"
     return "line"
+
+
+def is_bell(weights: Any) -> bool:
+    """Whether weights are symmetric and not negative, and their sum is one but for rounding.
+
+    >>> is_bell(np.array([0.25, 0.5, 0.25])), is_bell(np.array([0.25, 0.25, 0.25]))
+    (True, False)
+    """
+    return bool(weights.size > 2 and form_of(weights) == "even" and (weights >= 0).all()
+                and abs(math.fsum(weights) - 1.0) < CLOSE)

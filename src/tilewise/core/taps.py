@@ -10,8 +10,11 @@ from .problem import Problem
 
 
 def skips(p: Problem) -> bool:
-    """Whether direct code leaves out what sees padding alone; dense filters have little of it."""
-    return p.is_padded and p.dilation != (1, 1)
+    """Whether direct code leaves out what sees padding alone; dense filters have little of it.
+
+    Images that are not float32 are packed, padding and all.
+    """
+    return p.is_padded and p.dilation != (1, 1) and p.dtype == "f32"
 
 
 def taps_inside(at: Any, size: Any, taps: int, apart: int, least: Any, most: Any) -> Any:

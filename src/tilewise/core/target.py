@@ -81,6 +81,12 @@ class Target:
             return GPUS[self.isa].fp32 if self.isa in GPUS else 1e13
         return self.core_peak * self.threads
 
+    @property
+    def on_two(self) -> Target:
+        """The machine with two threads, by which choices are made whatever the number: what was
+        measured with more of them is not theirs."""
+        return _on_two(self)
+
     def with_(self, **changes: object) -> Target:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -125,7 +131,16 @@ def learn(t: Target, peak: float, copied: float) -> bool:
         return False
     done = keep(t.isa, t.threads, Limits(peak / (2 * t.lanes * t.starts * t.threads), copied))
     _host.cache_clear()
+    _on_two.cache_clear()
     return done
+
+
+@lru_cache(maxsize=256)
+def _on_two(t: Target) -> Target:
+    if t.threads == 2:
+        return t
+    is_here = t.device == "cpu" and t.isa in (row.name for row in available())
+    return _host(t.isa, 2) if is_here and t == _host(t.isa, t.threads) else t.with_(threads=2)
 
 
 def units_of(isa: str, identity: str) -> int:
@@ -138,7 +153,7 @@ def units_of(isa: str, identity: str) -> int:
         part = int(identity, 16) >> 4 & 0xFFF
     except ValueError:
         return 0
-    return 4 if isa == "neon" and part in FOUR_UNITS else 0
+    return 4 if isa in ("neon", "neon_bf16") and part in FOUR_UNITS else 0
 
 
 @lru_cache(maxsize=64)

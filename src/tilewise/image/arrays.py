@@ -18,6 +18,7 @@ from ..runtime.filters import (
     FilterCall,
     FilterEngine,
     FilterExecutable,
+    Step,
     View,
     empty,
     token,
@@ -70,11 +71,12 @@ def on_arrays(image: Any, kernel: Any, border: str, value: float, anchor: Any, f
     return out if out is not None else y.reshape(image.shape) if image.ndim < 4 else y
 
 
-def run_at(call: FilterCall, x: int, y: int, value: float) -> None:
+def run_at(step: Step, x: int, y: int) -> None:
     """A call that was told of, for arrays that begin at these addresses."""
-    run: Any = call.run
-    ENGINE.tell(run.plan)
-    run.at(x, y, call.weight, value)
+    run: Any = step.call.run
+    if ENGINE.observers:
+        ENGINE.tell(run.plan)
+    run.at(x + step.x, y + step.y, step.call.weight, step.bits)
 
 
 def _instead(algorithm: Any, x: Any, border: str, value: float) -> str:

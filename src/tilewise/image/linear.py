@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.errors import InvalidProblem
 from ..core.filter import Filter
-from ..core.lines import Lines, form_of
+from ..core.lines import Lines, form_of, is_bell
 from ..runtime.filters import NAMES
 from .arguments import anchors_of, axes_of, border_of, for_each, kept, mirrored, output_for, whole
 from .elsewhere import or_scipy
@@ -351,10 +351,11 @@ def _fused(given: Any, dtype: Any, first: Window, then: Window) -> str:
     """How small integers are filtered along two axes at once; "" where they cannot be."""
     means = [window.form == "mean" for window in (first, then)]
     if given not in SMALL or dtype not in SMALL or first.axes > then.axes or (
-            any(means) != all(means)):
+            any(means) != all(means)) or 1 in (first.kernel.size, then.kernel.size):
         return ""
     if not any(means):
-        return "lines"
+        both = is_bell(first.kernel) and is_bell(then.kernel)
+        return "bells" if both and given == dtype == np.uint8 else "lines"
     p = Filter(1, 1, 1, 1, first.kernel.size, then.kernel.size, (0, 0), dtype=NAMES[given],
                out=NAMES[dtype], form="means")
     return "means" if p.has_sure_means else ""

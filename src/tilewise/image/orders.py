@@ -143,8 +143,12 @@ def _ranked(input: Any, which: Which, size: Any, footprint: Any, output: Any, mo
     is_bool = image.dtype.kind == "b"
     x, y = (image.view(np.uint8), out.view(np.uint8)) if is_bool else (image, out)
     check_types(x)
-    in_turn(x, y, _windows(image.ndim, which, *map(kept, (size, footprint, mode, cval, origin,
-                                                          axes))))
+    given = (size, footprint, mode, cval, origin, axes)
+    try:
+        windows = _windows(image.ndim, which, *given)
+    except TypeError:  # an argument that is no key as it is, such as a list
+        windows = _windows(image.ndim, which, *map(kept, given))
+    in_turn(x, y, windows)
     return out
 
 

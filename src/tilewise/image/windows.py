@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from ..core.errors import InvalidProblem, TilewiseError
-from ..runtime.filters import NAMES, Step, address, empty, token
+from ..kernels.cpu.emit.tiling import ceil_div
+from ..runtime.filters import NAMES, Passes, Step, address, bits_of, empty, token
+from ..runtime.spare import SPARE
 from .arguments import number
 from .arrays import ENGINE, on_arrays, run_at
 
@@ -59,28 +61,60 @@ class Window:
                     self.kernel.shape, token(self.kernel)))
 
 
-def run(image: Any, out: Any, window: Window) -> None:
-    """One pass over the image; both arrays have types that code is written for, and lie apart."""
+def in_turn(image: Any, out: Any, windows: list[Window]) -> None:
+    """Passes one after the other; what lies between them has the type of the output.
+
+    Both arrays have types that code is written for.
+    """
+    if len(windows) == 1 and np.may_share_memory(image, out):
+        apart = empty(out.shape, out.dtype)
+        in_turn(image, apart, windows)
+        out[...] = apart
+        return
     for watcher in WATCHERS:
-        watcher(window)
+        for window in windows:
+            watcher(window)
     flags = out.flags
     key = (image.shape, image.strides, image.dtype, out.strides, out.dtype, flags.aligned,
-           flags.writeable, window.key, torch.get_num_threads())
-    steps = ENGINE.steps.get(key)
-    if steps is None:
-        found = _run(image, out, window)
-        ENGINE.steps.put(key, tuple(step for step in found if step) if all(found) else ())
+           flags.writeable, torch.get_num_threads(), *[window.key for window in windows])
+    passes = ENGINE.steps.get(key)
+    if passes:
+        _again(passes, address(image), address(out), ceil_div(out.nbytes, 4))
         return
-    if not steps:
-        _run(image, out, window)
-        return
-    x, y = address(image), address(out)
-    for step in steps:
-        run_at(step.call, x + step.x, y + step.y, step.value)
+    found = _for_the_first_time(image, out, windows)
+    if passes is None:
+        ENGINE.steps.put(key, found)
+
+
+def _again(passes: Passes, x: int, y: int, floats: int) -> None:
+    """All steps of passes; arrays begin at these addresses, those between have so many floats."""
+    before = None
+    for steps in passes[:-1]:
+        block = SPARE.take(floats)
+        for step in steps:
+            run_at(step, x, block[0])
+        if before is not None:
+            SPARE.give(floats, before)
+        before, x = block, block[0]
+    for step in passes[-1]:
+        run_at(step, x, y)
+    if before is not None:
+        SPARE.give(floats, before)
+
+
+def _for_the_first_time(image: Any, out: Any, windows: list[Window]) -> Passes:
+    """What was done, if it can be done again without a look; else nothing."""
+    found = []
+    for left, window in zip(reversed(range(len(windows))), windows):
+        to = empty(out.shape, out.dtype) if left else out
+        found.append(_run(image, to, window))
+        image = to
+    passes = tuple(tuple(step for step in steps if step) for steps in found)
+    return passes if all(map(all, found)) else ()
 
 
 def _run(image: Any, out: Any, window: Window) -> list[Step | None]:
-    """As if for the first time; steps of which none is missing can be taken again."""
+    """One pass; steps of which none is missing can be taken again."""
     x0, y0 = address(image), address(out)
     if image.ndim == 1:
         image, out = image[None], out[None]
@@ -90,7 +124,7 @@ def _run(image: Any, out: Any, window: Window) -> list[Step | None]:
     for x, y in zip(_batches(image, rows, columns), _batches(out, rows, columns)):
         call = on_arrays(x, kernel, window.border, value, anchor, False, y, None, None,
                          window.form, window.order, told=True)
-        found.append(call and Step(call, address(x) - x0, address(y) - y0, value))
+        found.append(call and Step(call, address(x) - x0, address(y) - y0, bits_of(value)))
     return found
 
 
@@ -109,20 +143,6 @@ def is_whole(given: Any, dtype: Any, windows: list[Window]) -> bool:
             return False
         gain *= abs(window.kernel).sum()
     return bool(gain < 2 ** 24 / 65536)
-
-
-def in_turn(image: Any, out: Any, windows: list[Window]) -> None:
-    """Passes one after the other; what lies between them has the type of the output."""
-    for window in windows[:-1]:
-        between = empty(out.shape, out.dtype)
-        run(image, between, window)
-        image = between
-    if not np.may_share_memory(image, out):
-        run(image, out, windows[-1])
-        return
-    apart = empty(out.shape, out.dtype)
-    run(image, apart, windows[-1])
-    out[...] = apart
 
 
 def check_types(*arrays: Any) -> None:

@@ -27,6 +27,7 @@ from ..core.watching import telling
 from ..kernels.cpu.emit.launch import is_compiled
 from ..kernels.cpu.emit.workers import AHEAD
 from ..runtime.images import pitch_of
+from ..runtime.types import element_of
 from .capture import Capture, Names
 from .effects import name_of, torch_module
 from .layout import PLAIN
@@ -99,7 +100,7 @@ def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor |
     bias = conv.bias if norm is None else norm.running_mean
     call = Call(x, conv.weight, bias, residual, *options, None, block.max_error,
                 slope)
-    if x.dtype == torch.float32:
+    if element_of(x.dtype) is not None:
         read, written = pitch_of(tuple(x.shape), x.stride()), conv.out_channels * block.is_part
         for plan in plans_of(call):
             _ask(ENGINE.among(plan, read, written), found)
@@ -120,7 +121,7 @@ def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> 
     norm = block._parts[1]
     call = call_of(x, weight, bias if norm is None else norm.running_mean, *rest,
                    activation=block.activation, max_error=block.max_error)
-    if x.dtype == torch.float32:
+    if element_of(x.dtype) is not None:
         for plan in plans_of_transposed(call):
             _ask(plan, found)
             if block.is_part:

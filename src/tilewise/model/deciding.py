@@ -158,13 +158,14 @@ class Deciding:
 
 
 def _sized(module: nn.Module, x: Any = None, *more: Any) -> Tensor | None:
-    """A result of the right size and of no values; None where only a run tells it, or an error."""
+    """A result of the right size and of no values, in memory of its own: what comes next may write
+    to it. None where only a run tells it, or an error."""
     if more or not isinstance(x, Tensor) or not x.is_floating_point():
         return None
     if type(module) in ALIKE:
-        return x
+        return torch.empty_like(x)
     if type(module) is nn.BatchNorm2d and x.dim() == 4 and x.shape[1] == module.num_features:
-        return x
+        return torch.empty_like(x)
     if type(module) not in CONVOLUTIONS:
         return None
     return _convolved(module, x)

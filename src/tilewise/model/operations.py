@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from ..conv.excitation import averaged
+from ..conv.max_pool import pooled
 from ..kernels.activations import activated
 from ..runtime import norms, pools, resampling, softmax, totals, volumes
 from ..runtime.concatenation import concatenated
@@ -131,7 +132,7 @@ AFFINE = ("weight", "bias")
 ROWS = (
     Row("max pool", pools.max_pool2d, (nn.MaxPool2d,), (F.max_pool2d, torch.max_pool2d),
         {"kernel_size": REQUIRED, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False,
-         "return_indices": False}, {"return_indices": False}, slices=True),
+         "return_indices": False}, {"return_indices": False}, learn=pooled, slices=True),
     Row("average pool", pools.avg_pool2d, (nn.AvgPool2d,), (F.avg_pool2d,),
         {"kernel_size": REQUIRED, "stride": None, "padding": 0, "ceil_mode": False,
          "count_include_pad": True, "divisor_override": None}, slices=True),

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from ..runtime.concatenation import concatenated
 from ..runtime.images import channels_last
 from ..runtime.pointwise import empty
+from ..runtime.types import element_of
 from .effects import Effects, is_query, name_of
 from .native import Native
 from .nn import Block, TransposedBlock
@@ -146,7 +147,7 @@ def _covered(cat: fx.Node, forms: dict[fx.Node, Form]) -> Iterator[tuple[fx.Node
 
 def _channel(part: Form, whole: Form) -> int | None:
     """The first channel of a slice; None of what is none."""
-    at = (part.address - whole.address) // 4
+    at = (part.address - whole.address) // part.dtype.itemsize
     sizes, others = part.shape[:1] + part.shape[2:], whole.shape[:1] + whole.shape[2:]
     alike = part.strides == whole.strides and sizes == others
     return at if alike and 0 <= at <= whole.shape[1] - part.shape[1] else None
@@ -169,7 +170,7 @@ def _nest(cat: fx.Node, forms: dict[fx.Node, Form], found: dict[fx.Node, Slot]) 
 def _is_image(node: fx.Node, forms: dict[fx.Node, Form]) -> bool:
     """Whether a value is what a kernel makes of channels-last images."""
     form = forms.get(node)
-    return (form is not None and form.dtype == torch.float32 and len(form.shape) == 4
+    return (form is not None and element_of(form.dtype) is not None and len(form.shape) == 4
             and form.strides == channels_last(form.shape)[1])
 
 
@@ -202,7 +203,8 @@ class Places:
     def _slice(self, node: fx.Node) -> Tensor:
         home, first = self._found[node]
         if home not in self._homes:
-            self._homes[home] = empty(*channels_last(self._forms[home].shape))
+            form = self._forms[home]
+            self._homes[home] = empty(*channels_last(form.shape), form.dtype)
         return self._homes[home].narrow(1, first, self._forms[node].shape[1])
 
 

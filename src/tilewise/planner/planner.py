@@ -113,7 +113,7 @@ class Planner:
     def _meet(self, p: Problem, t: Target, max_error: float | None, bits: int) -> None:
         """A layer remembers what it met."""
         if isinstance(p, Problem):
-            key = p.code, t.with_(threads=2), max_error, bits
+            key = p.code, t.on_two, max_error, bits
             layer = self._layers.get(key) or Layer()
             met = layer.met(p)
             if met is not layer:
@@ -127,7 +127,7 @@ class Planner:
         """
         if not isinstance(p, Problem):  # filters: small code, and few shapes of it
             return self._best(p, t, max_error, bits)
-        common, held = t.with_(threads=2), _holds(max_error, bits)
+        common, held = t.on_two, _holds(max_error, bits)
         key = p.code, common, max_error, bits
         layer = self._layers.get(key) or Layer()
         known = [self._adapted(code, p, t) for code in layer.codes]
@@ -221,7 +221,7 @@ class Planner:
         """Seconds on two threads, whatever the number: one algorithm, and so the same bits."""
         if answer.plan is None:
             return float("inf")
-        common = t.with_(threads=2)
+        common = t.on_two
         if common == t:
             return answer.plan.seconds
         algorithm = self.algorithm(answer.algorithm)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.places import address, address_or_null
 from ..core.problem import Epilogue, Problem
 from ..core.remembered import Remembered
 from ..core.schedule import Schedule
@@ -71,8 +72,9 @@ def forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Ten
                    residual is not None, activation, masked, torch.get_num_threads()]
     y, scratch = _like(x), _scratch(run.sizes, batch_norm.TABLES)
     mask = torch.empty(run.mask_bytes, dtype=torch.uint8) if masked else None
-    run.launch(x.data_ptr(), _address(weight), _address(bias), _address(residual), y.data_ptr(),
-               scratch.data_ptr(), 1, run.threads, _address(mask))
+    run.launch(address(x), address_or_null(weight), address_or_null(bias),
+               address_or_null(residual), address(y), address(scratch), 1, run.threads,
+               address_or_null(mask))
     tables = scratch[run.sizes.before:].view(batch_norm.TABLES, -1).clone()
     return y, Statistics(tables, mask)
 
@@ -88,8 +90,8 @@ def backward(grad: Tensor, x: Tensor, statistics: Statistics, activation: str | 
                     kept, torch.get_num_threads()]
     dx, scratch = _like(x), _scratch(run.sizes, batch_norm.GRADIENTS)
     before = _like(x) if kept else None
-    run.launch(grad.data_ptr(), x.data_ptr(), tables.data_ptr(), _address(before), dx.data_ptr(),
-               scratch.data_ptr(), 1, run.threads, _address(mask))
+    run.launch(address(grad), address(x), address(tables), address_or_null(before), address(dx),
+               address(scratch), 1, run.threads, address_or_null(mask))
     found = scratch[run.sizes.before:].view(batch_norm.GRADIENTS, -1)
     return Gradients(dx, found[0, :c].clone(), found[1, :c].clone(),
                      (before if kept else grad) if of_residual else None)
@@ -138,7 +140,3 @@ def _like(x: Tensor) -> Tensor:
 
 def _scratch(sizes: batch_norm.Sizes, tables: int) -> Tensor:
     return memory.empty(sizes.before + tables * sizes.padded)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

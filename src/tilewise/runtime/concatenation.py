@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.places import address
 from ..core.remembered import Remembered
 from ..core.schedule import Schedule
 from ..kernels.cpu.between.concatenation import MOST as TOGETHER
@@ -17,6 +18,7 @@ from ..kernels.cpu.emit.launch import Launch, launch_of
 from ..kernels.cpu.emit.requests import Request
 from .images import Layout, as_images, channels_last, extent, pitch_of
 from .pointwise import Layouts, empty, host, layouts_of
+from .types import element_of
 
 
 class Run(NamedTuple):
@@ -25,13 +27,14 @@ class Run(NamedTuple):
     launches: tuple[tuple[Launch, int, slice], ...]
     threads: int
     made: Layout  # of a result that the caller does not give
+    dtype: torch.dtype
 
     def __call__(self, parts: Sequence[Tensor], y: Tensor) -> Tensor:
-        address = y.data_ptr()
+        start = address(y)
         for launch, column, which in self.launches:
-            places = [part.data_ptr() for part in parts[which]]
+            places = [address(part) for part in parts[which]]
             places += [0] * (TOGETHER - len(places))
-            launch(*places, address + 4 * column, 0, 1, self.threads)
+            launch(*places, start + self.dtype.itemsize * column, 0, 1, self.threads)
         return y
 
 
@@ -47,13 +50,15 @@ def concatenated(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor |
     # a part must not be written over before it is read
     if run is None or (out is not None and any(_share(part, out) for part in parts)):
         return None
-    return run(parts, empty(*run.made) if out is None else out)
+    return run(parts, empty(*run.made, run.dtype) if out is None else out)
 
 
 def _made(layouts: Layouts, is_new: bool, threads: int) -> Run | None:
     count = len(layouts) if is_new else len(layouts) - 1
-    if count == 0 or any(dtype != torch.float32 or len(shape) not in (4, 5) or 0 in shape
-                         for shape, _, dtype in layouts):
+    dtype = layouts[0][2] if count else torch.float64
+    element = element_of(dtype)
+    if element is None or any(own != dtype or len(shape) not in (4, 5) or 0 in shape
+                              for shape, _, own in layouts):
         return None
     n, _, *pixels = layouts[0][0]
     columns = [shape[1] for shape, _, _ in layouts[:count]]
@@ -69,10 +74,11 @@ def _made(layouts: Layouts, is_new: bool, threads: int) -> Run | None:
     launches = []
     for first in range(0, count, TOGETHER):
         which = slice(first, first + TOGETHER)
-        request = Request(make, Parts(len(columns[which])), Schedule(), target.row, (), True)
+        parts = Parts(len(columns[which]), element)
+        request = Request(make, parts, Schedule(), target.row, (), True)
         words = sizes(rows, columns[which], pitches[which], pitch)
         launches.append((launch_of(request, words), sum(columns[:first]), which))
-    return Run(tuple(launches), threads, made)
+    return Run(tuple(launches), threads, made, dtype)
 
 
 def _share(a: Tensor, b: Tensor) -> bool:
@@ -81,9 +87,10 @@ def _share(a: Tensor, b: Tensor) -> bool:
     if not -extent(b) < ahead < extent(a):
         return False
     pitch = pitch_of(tuple(a.shape), a.stride())
-    if pitch == 0 or pitch != pitch_of(tuple(b.shape), b.stride()) or ahead % 4:
+    size = a.element_size()
+    if pitch == 0 or pitch != pitch_of(tuple(b.shape), b.stride()) or ahead % size:
         return True
-    channel = ahead // 4 % pitch
+    channel = ahead // size % pitch
     return not a.shape[1] <= channel <= pitch - b.shape[1]
 
 

@@ -24,9 +24,8 @@ from ..planner.classes import VERSION as CLASSES
 from ..planner.planner import Planner
 from ..planner.wisdom import Wisdom, default_path, system_path
 from .executable import Executable
+from .types import DTYPES
 
-DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16,
-          "bf16": torch.bfloat16}
 # the largest error that each of torch.set_float32_matmul_precision's settings admits
 PRECISIONS = {"highest": 2e-5, "high": 2e-4, "medium": 2e-2}
 BITS = {"highest": 24, "high": 16, "medium": 8}  # that products keep, as torch describes them

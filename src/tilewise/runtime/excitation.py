@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.places import address
 from ..core.remembered import Remembered
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -39,8 +40,8 @@ def backward(grad: Tensor, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     of_x, of_scale = memory.empty(n, h, w, c).permute(0, 3, 1, 2), torch.empty(
         n, c, 1, 1, dtype=torch.float32)
     scratch = memory.empty(run.scratch)
-    run.launch(grad.data_ptr(), x.data_ptr(), scale.data_ptr(), of_scale.data_ptr(),
-               of_x.data_ptr(), scratch.data_ptr(), 1, run.threads)
+    run.launch(address(grad), address(x), address(scale), address(of_scale), address(of_x),
+               address(scratch), 1, run.threads)
     return of_x, of_scale
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.activations import SLOPED, is_activation
 from ..core.algorithm import Algorithm
+from ..core.places import address, address_or_null
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.watching import watcher
@@ -22,6 +23,7 @@ from ..kernels.cpu.prepare.mirrored import mirrored
 from . import masks
 from .pooling import max_pool
 from .turning import LAYOUTS, copied, laid_out
+from .types import DTYPES
 
 
 class Ready(NamedTuple):
@@ -46,6 +48,8 @@ class Executable:
         self.plan, self.algorithm, self._instead = plan, algorithm, instead
         self._spreads = algorithm.spreads
         p, t, s = plan.inner, plan.target, plan.schedule
+        # of weights and biases: generated code for CPUs reads them as float32
+        self.weight_dtype = (torch.float32 if algorithm.takes == "addresses" else DTYPES[p.dtype])
         built = algorithm.build(p, t, s)
         self._scratch = algorithm.workspace(p, t, s)
         wrap = self._with_tensors if algorithm.takes == "tensors" else self._with_addresses
@@ -70,6 +74,7 @@ class Executable:
         weight = weight.detach()
         if self._of_weight:
             return weight
+        weight = weight.to(self.weight_dtype)
         if self.plan.mirrors:
             weight = mirrored(weight, self.plan.problem.groups, self.algorithm.by_strides)
         p, s = self._weight_of
@@ -133,8 +138,9 @@ class Executable:
         if self.plan.held and p.dtype == "f32":
             call = precision.full()(call)
 
-        def run(*operands: Any) -> Tensor:
-            y = call(*operands[:4]).contiguous(memory_format=layout)
+        def run(x: Tensor, weight: Any, bias: Tensor | None, *rest: Any) -> Tensor:
+            bias = bias if bias is None else bias.to(x.dtype)
+            y = call(x, weight, bias, rest[0]).contiguous(memory_format=layout)
             return y if y.stride() == strides else y.as_strided(y.shape, strides)
 
         return run
@@ -148,10 +154,11 @@ class Executable:
                 out: Tensor | None = None) -> Tensor | None:
             y = empty() if out is None else out
             scratch = memory.empty(floats) if floats else None
-            bias = None if bias is None else bias.contiguous()
+            bias = None if bias is None else bias.to(torch.float32).contiguous()
             batch = p.n if out is None else out.shape[0]
-            found = launch(x.data_ptr(), weight.data_ptr(), _address(bias), _address(residual),
-                           y.data_ptr(), _address(scratch), batch, threads, _address(mask))
+            found = launch(address(x), address(weight), address_or_null(bias),
+                           address_or_null(residual), address(y), address_or_null(scratch),
+                           batch, threads, address_or_null(mask))
             return None if found and may_fail else y
 
         return run
@@ -169,13 +176,13 @@ def _result_layout(p: Problem) -> str:
 
 
 def _empty_result(p: Problem) -> Callable[[], Tensor]:
-    a, b, c, d = p.result_shape
-    if 4 * a * b * c * d < memory.SMALL:
-        make = partial(torch.empty_strided, p.result_shape, _strides(p), dtype=torch.float32)
+    (a, b, c, d), dtype = p.result_shape, DTYPES[p.dtype]
+    if dtype.itemsize * a * b * c * d < memory.SMALL:
+        make = partial(torch.empty_strided, p.result_shape, _strides(p), dtype=dtype)
         return lambda: memory.noted(make())
     if _result_layout(p) == "nhwc":
-        return lambda: memory.empty(a, c, d, b).permute(0, 3, 1, 2)
-    return lambda: memory.empty(a, b, c, d)
+        return lambda: memory.empty(a, c, d, b, dtype=dtype).permute(0, 3, 1, 2)
+    return lambda: memory.empty(a, b, c, d, dtype=dtype)
 
 
 def _strides(p: Problem) -> tuple[int, ...]:
@@ -184,10 +191,6 @@ def _strides(p: Problem) -> tuple[int, ...]:
     if _result_layout(p) == "nhwc":
         return (h * w * k, 1, w * k, k)
     return (k * h * w, h * w, w, 1)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 Step = Callable[[Tensor, Any, Any], Tensor]  # of the output so far, the bias and the residual

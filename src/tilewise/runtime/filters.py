@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core import places
 from ..core.algorithm import Algorithm
 from ..core.borders import CONSTANT, sources
 from ..core.filter import ELEMENTS, Filter
 from ..core.lowrank import rank_of
 from ..core.lru import Lru
+from ..core.places import placed
 from ..core.plan import Plan
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -23,6 +25,7 @@ from ..kernels.cpu import memory
 from ..kernels.cpu.emit.tiling import ceil_div
 from ..kernels.cpu.image import common as words
 from .engine import Engine
+from .spare import SPARE
 
 DTYPES: dict[str, Any] = {
     "u8": np.dtype(np.uint8), "u16": np.dtype(np.uint16), "i16": np.dtype(np.int16),
@@ -30,6 +33,7 @@ DTYPES: dict[str, Any] = {
 LOOK_FOR_RANK = 4  # rows and columns
 ALONE = 1 << 14  # values of an output that one thread makes
 CALL_BYTES = 64 << 20  # of prepared kernels that are kept
+WORDS = 18  # that a table begins with
 OVERHEAD = 4096  # bytes of a call beside its kernel, generously
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -48,16 +52,16 @@ class FilterExecutable:
     def __init__(self, plan: Plan, algorithm: Algorithm, x: View, y: View) -> None:
         self.plan, self.algorithm = plan, algorithm
         built = algorithm.build(plan.inner, plan.target, plan.schedule)
-        self.at: Callable[[int, int, int, float], None] | None = None
+        self.at: Callable[[int, int, int, int], None] | None = None
         if algorithm.takes == "tensors":
             self.run: Callable[..., None] = built
         else:
             self.at = at = self._with_addresses(built, x, y)
             self.run = lambda image, out, kernel, value: at(
-                address(image), address(out), address(kernel), value)
+                address(image), address(out), address(kernel), bits_of(value))
 
     def _with_addresses(self, launch: Callable[..., None], x: View,
-                        y: View) -> Callable[[int, int, int, float], None]:
+                        y: View) -> Callable[[int, int, int, int], None]:
         generated: Any = self.algorithm
         p, t, s = _parts(self.plan)
         table = Table(p, generated.geometry(p, t, s), t, x, y)
@@ -65,10 +69,10 @@ class FilterExecutable:
         # a region of one thread starts no other, which takes longer than a small image
         threads = min(t.threads, p.n * table.tasks) if p.pixels > ALONE else 1
 
-        def at(image: int, out: int, kernel: int, value: float) -> None:
-            scratch = memory.empty(floats)
-            launch(image, kernel, table.address, _bits(value), out, scratch.data_ptr(), p.n,
-                   threads)
+        def at(image: int, out: int, kernel: int, bits: int) -> None:
+            scratch = SPARE.take(floats)
+            launch(image, kernel, table.address, bits, out, scratch[0], p.n, threads)
+            SPARE.give(floats, scratch)
 
         return at
 
@@ -106,7 +110,10 @@ class Step(NamedTuple):
     call: FilterCall
     x: int
     y: int
-    value: float
+    bits: int  # of the border's constant
+
+
+Passes = tuple[tuple[Step, ...], ...]  # the steps of each
 
 
 def _parts(plan: Plan) -> tuple[Any, Target, Schedule]:
@@ -120,19 +127,20 @@ class Table:
     """
 
     def __init__(self, p: Filter, g: Any, t: Target, x: View, y: View) -> None:
-        self.rows = _offsets(sources(p.h, p.anchor[0], p.r - 1 - p.anchor[0], p.border),
-                             x.strides[1])
+        rows = _offsets(sources(p.h, p.anchor[0], p.r - 1 - p.anchor[0], p.border), x.strides[1])
         left, right = p.anchor[1], p.s - 1 - p.anchor[1]
         columns = sources(p.w, left, right, p.border)
         outside = np.concatenate([columns[:left], columns[left + p.w:]])
         across = _offsets(outside, x.strides[2])[:, None]
         channels = np.arange(p.c) * x.strides[3]
-        self.edges = np.where(across == words.NOWHERE, across, across + channels).ravel()
+        edges = np.where(across == words.NOWHERE, across, across + channels).ravel()
         band = g.band(p.h, t.l2, t.threads)
         row = p.w * p.c
         strip = _strip(row, g.s.strip, words.LINE // ELEMENTS[p.out])
         self.tasks = ceil_div(p.h, band) * ceil_div(row, strip)  # of a plane
-        self.words = np.zeros(18, np.int64)
+        # one memory: addresses in it point into it
+        self.words = np.concatenate([np.zeros(WORDS, np.int64), rows, edges])
+        self.address = address(self.words)
         for name, value in {
                 words.HEIGHT: p.h, words.ROW: row, words.PLANES: x.planes,
                 words.X_IMAGE: x.strides[0], words.X_PLANE: x.strides[3],
@@ -140,11 +148,10 @@ class Table:
                 words.Y_IMAGE: y.strides[0], words.Y_PLANE: y.strides[3],
                 words.Y_ROW: y.strides[1], words.BAND: band, words.BANDS: ceil_div(p.h, band),
                 words.STRIP: strip, words.STRIPS: ceil_div(row, strip),
-                words.LEFT: left * p.c, words.ROWS: address(self.rows),
-                words.EDGES: address(self.edges),
+                words.LEFT: left * p.c, words.ROWS: self.address + 8 * WORDS,
+                words.EDGES: self.address + 8 * (WORDS + len(rows)),
                 words.WORKER_BYTES: g.worker_bytes(band)}.items():
             self.words[name] = value
-        self.address = address(self.words)
 
 
 def _offsets(indices: Any, stride: int) -> Any:
@@ -158,10 +165,13 @@ def _strip(row: int, most: int, line: int) -> int:
 
 
 def address(array: Any) -> int:
-    return int(array.ctypes.data)
+    first = int(array.ctypes.data)
+    if places.CHECKED:
+        return placed(first, array.shape, array.strides, array.itemsize)
+    return first
 
 
-def _bits(value: float) -> int:
+def bits_of(value: float) -> int:
     """A double as an integer word."""
     return int(struct.unpack("q", struct.pack("d", value))[0])
 
@@ -188,9 +198,9 @@ class FilterEngine(Engine):
         super().__init__(algorithms, limit)
         self.ready: Lru[FilterExecutable] = Lru(limit)
         self.calls: Lru[FilterCall] = Lru(CALL_BYTES, weigh=lambda call: call.bytes)
-        # passes over arrays of any shape; empty where each must look again
-        self.steps: Lru[tuple[Step, ...]] = Lru(CALL_BYTES, weigh=lambda steps: OVERHEAD + sum(
-            step.call.bytes for step in steps))
+        # by passes over arrays of any shape; none where each must look again
+        self.steps: Lru[Passes] = Lru(CALL_BYTES, weigh=lambda passes: OVERHEAD + sum(
+            step.call.bytes for steps in passes for step in steps))
         self._ranks: Lru[int] = Lru(limit)
 
     def plan_filter(self, p: Any, t: Target, algorithm: str | None = None) -> Plan:

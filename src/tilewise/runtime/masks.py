@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import TilewiseError
+from ..core.places import address
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -39,7 +40,7 @@ def pack(p: Problem, t: Target, sums: Tensor) -> tuple[Tensor, Tensor]:
     y = sums if p.epilogue.pool == 1 else _images(p, p.out_h, p.out_w)
     mask = empty(p, t)
     launcher(make_pack, p, Schedule(), t.row)(
-        sums.data_ptr(), 0, 0, 0, y.data_ptr(), 0, p.n, t.threads, mask.data_ptr())
+        address(sums), 0, 0, 0, address(y), 0, p.n, t.threads, address(mask))
     return y, mask
 
 
@@ -54,6 +55,6 @@ def unpack(p: Problem, t: Target, grad: Tensor, mask: Tensor) -> tuple[Tensor, T
     sums, bias = _images(p, p.conv_h, p.conv_w), memory.empty(p.k)
     scratch = memory.empty(unpack_scratch(p, t.lanes))
     launcher(make_unpack, p, Schedule(), t.row)(
-        grad.data_ptr(), 0, bias.data_ptr(), 0, sums.data_ptr(), scratch.data_ptr(), p.n,
-        t.threads, mask.data_ptr())
+        address(grad), 0, address(bias), 0, address(sums), address(scratch), p.n,
+        t.threads, address(mask))
     return sums, bias

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.isa import KNOWN
+from ..core.places import address
 from ..core.remembered import Remembered
 from ..core.schedule import Schedule
 from ..core.target import Target
@@ -22,6 +23,7 @@ from ..kernels.cpu.between.pointwise import PLACES, Chain, Step, make, sizes
 from ..kernels.cpu.emit.launch import Launch, launch_of
 from ..kernels.cpu.emit.requests import Request
 from .images import Layout, Sizes, as_images, channels_last, is_dense, pitch_of, without_row
+from .types import element_of
 
 FEW, FEW_LONG = 1 << 16, 1 << 15  # floats below which one thread is as good, by `Chain.is_long`
 POOLED = 16 << 20  # bytes from which memory of the pool is worth what it takes to get it
@@ -41,9 +43,10 @@ class Run(NamedTuple):
     pitches: Sizes  # of the operands and the result
     spans: Sizes  # floats from the first to behind the last, of the same
     unused: Sizes  # a zero for the address of each operand that there is not
+    dtype: torch.dtype = torch.float32
 
     def __call__(self, operands: Sequence[Tensor], y: Tensor) -> Tensor:
-        self.launch(*[x.data_ptr() for x in operands], *self.unused, y.data_ptr(), 0, self.batch,
+        self.launch(*[address(x) for x in operands], *self.unused, address(y), 0, self.batch,
                     self.threads)
         return y
 
@@ -51,7 +54,7 @@ class Run(NamedTuple):
         """Whether every value that y shares with an operand is read for that value alone."""
         *pitches, pitch = self.pitches
         for x, kind, own, span in zip(operands, self.kinds, pitches, self.spans):
-            ahead, odd = divmod(x.data_ptr() - y.data_ptr(), 4)
+            ahead, odd = divmod(x.data_ptr() - y.data_ptr(), self.dtype.itemsize)
             if not -span <= ahead < self.spans[-1]:
                 continue
             beside = self.columns <= ahead % pitch <= pitch - self.columns
@@ -79,7 +82,7 @@ class Pointwise:
         if run is None:
             return None
         if out is None:
-            return run(operands, empty(*run.made))
+            return run(operands, empty(*run.made, run.dtype))
         return run(operands, out) if run.may_write(operands, out) else None
 
     def run(self, operands: Sequence[Tensor], out: Tensor | None) -> Run | None:
@@ -91,18 +94,32 @@ class Pointwise:
         return self._runs[layouts, out is None, torch.get_num_threads()]
 
 
+class Steps(NamedTuple):
+    """Of a `Chain`, and what its operands hold."""
+
+    steps: tuple[Step, ...]
+    dtype: str
+
+    def chain(self, kinds: Sequence[str]) -> Chain:
+        return Chain(tuple(kinds), self.steps, self.dtype)
+
+
 def _run_of(steps: tuple[Step, ...], kinds: Sequence[str | None] | None, layouts: Layouts,
             is_new: bool, threads: int) -> Run | None:
     count = len(layouts) if is_new else len(layouts) - 1
-    if any(dtype != torch.float32 or prod(shape) == 0 for shape, _, dtype in layouts):
+    dtype = layouts[0][2]
+    element = element_of(dtype)
+    if element is None or any(own != dtype or prod(shape) == 0 for shape, _, own in layouts):
         return None
     tensors = [(tuple(shape), strides) for shape, strides, _ in layouts]
     rank = max(4, *(len(shape) for shape, _ in tensors))
     given = [_whole(*layout, kind, rank) for layout, kind in zip(
         tensors[:count], kinds or (None,) * count)]
     to = tensors[count] if len(tensors) > count else None
-    return (_flat(steps, given, to) or _in_rows(steps, given, to) or _volumes(steps, given, to)
-            or _signals(steps, given, to) or (None if to else _moved(steps, given)))
+    code = Steps(steps, element)
+    run = (_flat(code, given, to) or _in_rows(code, given, to) or _volumes(code, given, to)
+           or _signals(code, given, to) or (None if to else _moved(code, given)))
+    return run and run._replace(dtype=dtype)
 
 
 _known = Remembered(lambda text, steps, kinds: Pointwise(steps, kinds))
@@ -147,7 +164,7 @@ def _whole(shape: Sizes, strides: Sizes, kind: str | None, rank: int) -> Layout:
 # all memory as one row
 
 
-def _flat(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Run | None:
+def _flat(code: Steps, given: list[Layout], to: Layout | None) -> Run | None:
     """Operands, and a result, of the same strides without gaps; single values beside them."""
     whole = max(given, key=lambda layout: prod(layout[0]))
     count, rank = prod(whole[0]), len(whole[0])
@@ -161,7 +178,7 @@ def _flat(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Ru
         return None
     kinds = tuple("image" if image else "pixel" for image in images)
     pitches = [count if image else 0 for image in images]
-    return _made(Chain(kinds, steps), (1, 1, count), pitches, count, whole)
+    return _made(code.chain(kinds), (1, 1, count), pitches, count, whole)
 
 
 def _seen(shape: Sizes, strides: Sizes) -> tuple[tuple[int, int], ...]:
@@ -172,7 +189,7 @@ def _seen(shape: Sizes, strides: Sizes) -> tuple[tuple[int, int], ...]:
 # pixels as rows
 
 
-def _in_rows(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Run | None:
+def _in_rows(code: Steps, given: list[Layout], to: Layout | None) -> Run | None:
     if max(len(shape) for shape, _ in given) != 4:
         return None
     given = [_padded(layout, 4) for layout in given]
@@ -184,10 +201,10 @@ def _in_rows(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) ->
         return None
     kinds, pitches = zip(*(one for one in found if one))
     n, c, h, w = shape
-    return _made(Chain(kinds, steps), (n, h * w, c), pitches, pitch, made)
+    return _made(code.chain(kinds), (n, h * w, c), pitches, pitch, made)
 
 
-def _volumes(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Run | None:
+def _volumes(code: Steps, given: list[Layout], to: Layout | None) -> Run | None:
     """Images whose rows are those of all slices; what broadcasts does so along both axes."""
     if max(len(shape) for shape, _ in given) != 5:
         return None
@@ -196,23 +213,23 @@ def _volumes(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) ->
     if any(shape[2:4] not in ((1, 1), whole[2:4]) for shape, _ in padded) or (
             to is not None and to[0] != whole):
         return None
-    run = _in_rows(steps, [as_images(*layout) for layout in padded], to and as_images(*to))
+    run = _in_rows(code, [as_images(*layout) for layout in padded], to and as_images(*to))
     return run and run._replace(made=channels_last(whole))
 
 
-def _signals(steps: tuple[Step, ...], given: list[Layout], to: Layout | None) -> Run | None:
+def _signals(code: Steps, given: list[Layout], to: Layout | None) -> Run | None:
     """Images of one row."""
     if any(len(shape) != 3 for shape, _ in (*given, *([to] if to else []))):
         return None
-    run = _in_rows(steps, [as_images(*layout) for layout in given], to and as_images(*to))
+    run = _in_rows(code, [as_images(*layout) for layout in given], to and as_images(*to))
     return run and run._replace(made=without_row(run.made))
 
 
-def _moved(steps: tuple[Step, ...], given: list[Layout]) -> Run | None:
+def _moved(code: Steps, given: list[Layout]) -> Run | None:
     """Images that have other axes: channels are the last, or two axes of five side by side."""
     rank = max(len(shape) for shape, _ in given)
     if rank <= 4:
-        run = _in_rows(steps, [_axes(_padded(layout, 4), (0, 3, 1, 2)) for layout in given], None)
+        run = _in_rows(code, [_axes(_padded(layout, 4), (0, 3, 1, 2)) for layout in given], None)
         if run is None:
             return None
         shape, strides = _axes(run.made, (0, 2, 3, 1))
@@ -221,7 +238,7 @@ def _moved(steps: tuple[Step, ...], given: list[Layout]) -> Run | None:
         return None
     padded = [_padded(layout, 5) for layout in given]
     merged = [_merged(layout) for layout in padded]
-    run = None if None in merged else _in_rows(steps, [one for one in merged if one], None)
+    run = None if None in merged else _in_rows(code, [one for one in merged if one], None)
     if run is None:
         return None
     whole = tuple(max(sizes) for sizes in zip(*(shape for shape, _ in padded)))
@@ -287,9 +304,9 @@ def host(floats: int, few: int = FEW) -> tuple[Target, int]:
     return target, target.threads if floats >= few else 1
 
 
-def empty(shape: Sizes, strides: Sizes) -> Tensor:
+def empty(shape: Sizes, strides: Sizes, dtype: torch.dtype = torch.float32) -> Tensor:
     """A result without gaps, from the pool where that is worth its while."""
     count = prod(shape)
-    if 4 * count < POOLED:
-        return memory.noted(torch.empty_strided(shape, strides, dtype=torch.float32))
-    return memory.empty(count).as_strided(shape, strides)
+    if dtype.itemsize * count < POOLED:
+        return memory.noted(torch.empty_strided(shape, strides, dtype=dtype))
+    return memory.empty(count, dtype=dtype).as_strided(shape, strides)

@@ -16,7 +16,7 @@ from ..kernels.cpu.between import pools
 from ..kernels.cpu.between.pools import AVERAGE, LENGTH, MAX, MEAN, Line
 from ..kernels.cpu.emit.launch import launcher
 from ..kernels.cpu.emit.tiling import ceil_div
-from .sweeps import ALONE, ANY, Images, Sweep, after, as_tuple, run, sweep
+from .sweeps import ALONE, Images, Sweep, after, as_tuple, run, sweep
 from .windows import Windows, adaptive, each, stretches, whole
 
 Pair = int | Sequence[int]
@@ -79,8 +79,8 @@ def global_largest(x: Tensor, keepdim: bool = True) -> Tensor | None:
 
 def _max(x: Images, kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair,
          ceil_mode: bool) -> Sweep | None:
-    taps, before, holes = map(_two, (kernel_size, padding, dilation))
-    between = taps if stride in (None, ()) else _two(stride)
+    taps, before, holes = map(two, (kernel_size, padding, dilation))
+    between = taps if stride in (None, ()) else two(stride)
     rows, columns = (Windows(taps[i], between[i], before[i], holes[i], ceil_mode).lines(size)
                      for i, size in enumerate((x.h, x.w)))
     return (_in_two_steps(x, rows, columns, holes, taps)
@@ -102,8 +102,8 @@ def _in_two_steps(x: Images, rows: list[Line], columns: list[Line],
 
 def _average(x: Images, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
              count_include_pad: bool, divisor: int | None) -> Sweep | None:
-    taps, before = map(_two, (kernel_size, padding))
-    between = taps if stride in (None, ()) else _two(stride)
+    taps, before = map(two, (kernel_size, padding))
+    between = taps if stride in (None, ()) else two(stride)
     rows, columns = (
         Windows(taps[i], between[i], before[i], 1, ceil_mode, count_include_pad).lines(size)
         for i, size in enumerate((x.h, x.w)))
@@ -128,7 +128,8 @@ def _global(x: Images, flat: bool, divisor: int = 0) -> Sweep | None:
     row, divisor = x._replace(h=1, w=x.h * x.w), divisor or x.h * x.w
     mean = _pool(row, MEAN, whole(1, 1), whole(row.w, divisor), flat=flat)
     vectors, parts = x.n * ceil_div(x.c, Target.host().lanes), min(x.h, TASKS * x.threads)
-    if mean is None or mean.threads == 1 or vectors >= x.threads or parts == 1:
+    if mean is None or mean.threads == 1 or vectors >= x.threads or parts == 1 or (
+            x.dtype != "f32"):  # sums in between would be rounded
         return mean
     sums = _pool(x._replace(to=x.c), MEAN, stretches(x.h, parts), whole(x.w, 1))
     mean = _pool(x._replace(h=1, w=parts, pitch=x.c), MEAN, whole(1, 1), whole(parts, divisor),
@@ -142,7 +143,7 @@ def _length(x: Images, flat: bool) -> Sweep | None:
     return _pool(row, LENGTH, whole(1, 1), whole(row.w, 1), flat=flat)
 
 
-def _two(value: Pair | None) -> tuple[int, int]:
+def two(value: Pair | None) -> tuple[int, int]:
     """Down and across; what is neither one number nor two is none that torch takes."""
     both = (value,) if isinstance(value, int) else tuple(value or ())
     return (both[0], both[-1]) if len(both) in (1, 2) else (-1, -1)
@@ -161,19 +162,19 @@ def _pool(x: Images, kind: int, rows: list[Line], columns: list[Line],
     if kind in (MEAN, LENGTH) or 0 in taps or taps[0] * taps[1] > UNROLLED:
         taps = 0, 0  # in a loop
     work = x.n * x.c * sum(line.taps for line in rows) * sum(line.taps for line in columns)
-    launch = launcher(pools.make, ANY, Schedule(), Target.host().row, kind, *taps,
-                      sizes=_sizes(x, len(rows), len(columns), holes, work))
-    table = pools.table(_apart(rows, x.w * x.pitch), _apart(columns, x.pitch))
+    launch = launcher(pools.make, x.code, Schedule(), Target.host().row, kind, *taps,
+                      sizes=words(x, len(rows), len(columns), holes, work))
+    table = pools.table(apart(rows, x.w * x.pitch), apart(columns, x.pitch))
     return sweep(launch, table, (x.n, x.c, len(rows), len(columns)),
-                 x.threads if work > ALONE else 1, flat)
+                 x.threads if work > ALONE else 1, flat, x.dtype)
 
 
-def _apart(lines: list[Line], step: int) -> list[Line]:
+def apart(lines: list[Line], step: int) -> list[Line]:
     """Lines with so many floats between them."""
     return [line._replace(first=line.first * step) for line in lines]
 
 
-def _sizes(x: Images, out_h: int, out_w: int, holes: tuple[int, int], work: int) -> list[int]:
+def words(x: Images, out_h: int, out_w: int, holes: tuple[int, int], work: int) -> list[int]:
     """The words of the kernel's frame: what is where, and what is a task's."""
     rows = min(out_h, max(1, WORTH * x.n * out_h // max(1, work)))
     row_tasks, vectors = ceil_div(out_h, rows), ceil_div(x.c, Target.host().lanes)

@@ -10,7 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core import places
 from ..kernels.cpu import memory
+from ..kernels.cpu.emit.checks import CHECKS
+from ..kernels.cpu.emit.guarding import Guard, judge_all
 from ..kernels.cpu.emit.threads import FOUND, PARALLEL, Frame, parallel_address, uses_openmp
 from ..kernels.cpu.emit.walk import walk
 from . import arena
@@ -66,7 +69,7 @@ class _Kernels:
 
     def __init__(self, first: int, launches: Sequence[Launch], numbers: dict[int, int],
                  places: dict[int, int]) -> None:
-        self.first, self.count = first, len(launches)
+        self.first, self.count, self.launches = first, len(launches), launches
         found = [((first + i) * WORDS + place.word, numbers[place.root.number],
                   place.offset + places.get(place.root.number, 0))
                  for i, launch in enumerate(launches) for place in launch.places
@@ -228,9 +231,11 @@ class _Call:
     def run(self, part: _Kernels | Step) -> None:
         if isinstance(part, _Kernels):
             self._words[part.at] = part.offset + self.bases[part.base]
+            guards = self._guards(part) if places.CHECKED else []
             addresses = self.program._addresses
             walk(addresses.ctypes.data + 8 * part.first,
                  self.frames.ctypes.data + 8 * WORDS * part.first, part.count)
+            judge_all(guards, [launch.entry.request for launch in part.launches[:len(guards)]])
             if self.frames[part.first:part.first + part.count, FOUND].any():
                 raise NotFinite  # before a step of torch's has effects
             return
@@ -241,13 +246,29 @@ class _Call:
                 raise Stale
             self.has(root, tensor)
 
+    def _guards(self, part: _Kernels) -> list[Guard]:
+        """Tables for checked code, in the frames."""
+        guards = [Guard({place.word: (self._start(place.root), place.root.bytes)
+                         for place in launch.places}) for launch in part.launches]
+        self.frames[part.first:part.first + part.count, CHECKS] = [g.address for g in guards]
+        return guards
+
+    def _start(self, root: Root) -> int:
+        """Where a root's memory begins in this call."""
+        if root.kind == CONSTANT:
+            return root.start
+        number = self.program._numbers[root.number]
+        return int(self.bases[number]) + self.program._places.get(root.number, 0)
+
     def tensor(self, view: View | Tensor) -> Tensor:
         if isinstance(view, Tensor):
             return view
         root = view.root
         if root.kind == ARENA:
-            start = self.arena.storage_offset() + self.program._places[root.number] // 4
-            return self.arena.as_strided(view.shape, view.stride, start + view.offset)
+            place = self.program._places[root.number] // root.itemsize
+            arena = self.arena if root.dtype == torch.float32 else self.arena.view(root.dtype)
+            start = arena.storage_offset() + place
+            return arena.as_strided(view.shape, view.stride, start + view.offset)
         whole = self.memories[root.number]
         if view.is_whole:
             return whole
@@ -258,5 +279,5 @@ def _fresh(root: Root) -> Tensor:
     """Memory that outlives the call."""
     if not root.pooled:
         return torch.empty_strided(root.shape, root.stride, dtype=root.dtype)
-    flat = memory.empty(root.bytes // root.itemsize)
+    flat = memory.empty(root.bytes // root.itemsize, dtype=root.dtype)
     return flat.as_strided(root.shape, root.stride, flat.storage_offset())

@@ -13,7 +13,7 @@ from ..kernels.cpu.between import resample
 from ..kernels.cpu.between.resample import BILINEAR, NEAREST, Source
 from ..kernels.cpu.emit.launch import launcher
 from ..kernels.cpu.emit.tiling import ceil_div
-from .sweeps import ALONE, ANY, Images, Sweep, as_tuple, run, sweep
+from .sweeps import ALONE, Images, Sweep, as_tuple, run, sweep
 
 Scale = float | Sequence[float] | None
 WORTH = 1 << 14  # floats to write that are worth a task
@@ -95,6 +95,6 @@ def _sweep(x: Images, kind: int, rows: list[Source], columns: list[Source]) -> S
     some = min(out_h, ceil_div(WORTH, row))
     sizes = [x.h * x.w * x.pitch, out_h * out_w * x.to, out_w * x.to, x.to, out_h, out_w, x.c,
              some, ceil_div(out_h, some)]
-    launch = launcher(resample.make, ANY, Schedule(), Target.host().row, kind, sizes=sizes)
+    launch = launcher(resample.make, x.code, Schedule(), Target.host().row, kind, sizes=sizes)
     return sweep(launch, resample.table(rows, columns), (x.n, x.c, out_h, out_w),
-                 x.threads if x.n * out_h * row > ALONE else 1)
+                 x.threads if x.n * out_h * row > ALONE else 1, dtype=x.dtype)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.places import address, address_or_null
 from ..core.remembered import Remembered
 from ..kernels.cpu import memory
 from ..kernels.cpu.emit.launch import Launch
@@ -69,9 +70,8 @@ class Run(NamedTuple):
                  bias: Tensor | None = None) -> Tensor:
         y = _empty(*self.made)
         between = memory.empty(self.scratch) if self.scratch else None
-        self.launch(x.data_ptr(), 0 if weight is None else weight.data_ptr(),
-                    0 if bias is None else bias.data_ptr(), 0, y.data_ptr(),
-                    0 if between is None else between.data_ptr(), 1, self.threads)
+        self.launch(address(x), address_or_null(weight), address_or_null(bias), 0, address(y),
+                    address_or_null(between), 1, self.threads)
         return y
 
 

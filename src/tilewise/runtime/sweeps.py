@@ -12,21 +12,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.isa import KNOWN
+from ..core.places import address
 from ..core.problem import Problem
 from ..core.remembered import Remembered
 from ..core.watching import watcher
 from ..kernels.cpu import memory
-from ..kernels.cpu.emit.elements import FLOAT32
 from ..kernels.cpu.emit.launch import Launch
 from .images import pitch_of
+from .types import DTYPES, element_of
 
 ALONE = 1 << 18  # floats that one thread is done with before another has begun
 ANY = Problem(1, 1, 1, 1, 1, 1, 1)  # code depends on nothing of a problem
 
 
 class Images(NamedTuple):
-    """Sizes, floats from a pixel to the next of what is read and of what is written, threads."""
+    """Sizes, values from a pixel to the next of what is read and of what is written, threads, and
+    what the values are."""
 
     n: int
     c: int
@@ -35,6 +36,12 @@ class Images(NamedTuple):
     pitch: int
     to: int
     threads: int
+    dtype: str = "f32"
+
+    @property
+    def code(self) -> Problem:
+        """All that code depends on besides its own arguments."""
+        return ANY.with_(dtype=self.dtype)
 
 
 class Sweep(NamedTuple):
@@ -46,30 +53,30 @@ class Sweep(NamedTuple):
 
 
 def sweep(launch: Launch, table: bytes, shape: tuple[int, int, int, int], threads: int,
-          flat: bool = False) -> Sweep:
+          flat: bool = False, dtype: str = "f32") -> Sweep:
     """The kernel's table lives as long as what is returned; `flat`: what it makes has no axes of
     rows and columns."""
     words = torch.frombuffer(bytearray(table), dtype=torch.int64)
-    new, address, n = _new(shape, flat), words.data_ptr(), shape[0]
+    new, taps, n = _new(shape, flat, DTYPES[dtype]), address(words), shape[0]
 
     def run(x: Tensor, out: Tensor | None) -> Tensor:
         y = new() if out is None else out
         if (told := watcher()) is not None:
             told.keeps(words)
-        launch(x.data_ptr(), address, 0, 0, y.data_ptr(), 0, n, threads)
+        launch(address(x), taps, 0, 0, address(y), 0, n, threads)
         return y
 
     return Sweep(shape, threads, run)
 
 
-def _new(shape: tuple[int, int, int, int], flat: bool) -> Callable[[], Tensor]:
+def _new(shape: tuple[int, int, int, int], flat: bool, dtype: torch.dtype) -> Callable[[], Tensor]:
     """Channels-last images, not yet written, in as few calls of torch as can be."""
     n, c, h, w = shape
     count, rank = n * c * h * w, 2 if flat else 4
     sizes, strides = shape[:rank], (h * w * c, 1, w * c, c)[:rank]
-    if FLOAT32.bytes * count < memory.SMALL:
-        return lambda: memory.noted(torch.empty_strided(sizes, strides, dtype=torch.float32))
-    return lambda: memory.empty(count).as_strided(sizes, strides)
+    if dtype.itemsize * count < memory.SMALL:
+        return lambda: memory.noted(torch.empty_strided(sizes, strides, dtype=dtype))
+    return lambda: memory.empty(count, dtype=dtype).as_strided(sizes, strides)
 
 
 def after(first: Sweep, second: Sweep) -> Sweep:
@@ -82,29 +89,36 @@ Make = Callable[..., Sweep | None]
 
 def run(make: Make, x: Tensor, out: Tensor | None, *arguments: Any) -> Tensor | None:
     """What make(images, *arguments) does to x; None where tensors or arguments are torch's."""
-    if not (is_plain(x) and (out is None or is_plain(out))):
+    dtype = plain_element(x)
+    if dtype is None or not (out is None or plain_element(out) == dtype):
         return None
     places = None if out is None else (out.shape, out.stride())
-    found = _known[make, x.shape, x.stride(), places, arguments, torch.get_num_threads()]
+    found = _known[make, x.shape, x.stride(), dtype, places, arguments, torch.get_num_threads()]
     return None if found is None else found.run(x, out)
 
 
-def _made(make: Make, shape: tuple[int, ...], strides: tuple[int, ...], places: Any,
+def _made(make: Make, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, places: Any,
           arguments: Any, threads: int) -> Sweep | None:
     pitch = pitch_of(shape, strides)
     if not pitch:
         return None
     to = shape[1] if places is None else pitch_of(*places)
     n, c, h, w = shape
-    found = make(Images(n, c, h, w, pitch, to, threads), *arguments) if to else None
+    found = make(Images(n, c, h, w, pitch, to, threads, dtype), *arguments) if to else None
     fits = found is not None and (places is None or found.shape == places[0])
     return found if fits else None
 
 
+def plain_element(x: Tensor) -> str | None:
+    """What it holds, if kernels may read or write it where its strides are right."""
+    plain = (x.is_cpu and x.layout is torch.strided and not x.is_neg()
+             and not (x.requires_grad and torch.is_grad_enabled()))
+    return element_of(x.dtype) if plain else None
+
+
 def is_plain(x: Tensor) -> bool:
-    """Whether kernels may read or write it, if its strides are right."""
-    return (x.dtype is torch.float32 and KNOWN and x.is_cpu and x.layout is torch.strided
-            and not x.is_neg() and not (x.requires_grad and torch.is_grad_enabled()))
+    """Whether that is float32."""
+    return x.dtype is torch.float32 and plain_element(x) is not None
 
 
 _known = Remembered(_made)

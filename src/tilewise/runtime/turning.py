@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.isa import ISA, KNOWN
+from ..core.places import address
 from ..core.problem import Problem
 from ..core.remembered import Remembered
 from ..core.schedule import Schedule
@@ -20,6 +21,7 @@ from ..kernels.cpu.emit.requests import Request
 from .images import channels_last, pitch_of
 from .pointwise import Pointwise
 from .sweeps import is_plain
+from .types import element_of
 
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by rank
@@ -75,7 +77,7 @@ def _turned(x: Tensor, layout: str, pooled: bool = True) -> Tensor | None:
     """The image in the other of the two layouts; None where that is torch's to do."""
     other = LAYOUTS["nchw" if layout == "nhwc" else "nhwc"]
     recorded = watcher() is not None  # then torch's pass would be a step of its own
-    if (not KNOWN or (x.numel() < FEW and not recorded) or x.dtype != torch.float32
+    if (not KNOWN or (x.numel() < FEW and not recorded) or element_of(x.dtype) is None
             or not x.is_cpu or x.dim() != 4 or not x.is_contiguous(memory_format=other)):
         return None
     n, c, h, w = x.shape
@@ -84,9 +86,11 @@ def _turned(x: Tensor, layout: str, pooled: bool = True) -> Tensor | None:
     if h * w < target.lanes * short:  # short planes are torch's
         return None
     empty = memory.empty if pooled else _fresh
-    y = empty(n, h, w, c).permute(0, 3, 1, 2) if layout == "nhwc" else empty(n, c, h, w)
-    launch_of(_requests[c, layout, target.isa], (h * w, h * w))(
-        x.data_ptr(), 0, 0, 0, y.data_ptr(), 0, n, target.threads)
+    shape = (n, h, w, c) if layout == "nhwc" else (n, c, h, w)
+    y = empty(*shape, dtype=x.dtype)
+    y = y.permute(0, 3, 1, 2) if layout == "nhwc" else y
+    launch_of(_requests[c, layout, target.isa, element_of(x.dtype)], (h * w, h * w))(
+        address(x), 0, 0, 0, address(y), 0, n, target.threads)
     return y
 
 
@@ -101,8 +105,8 @@ def joined_planes(parts: Sequence[Tensor]) -> Tensor | None:
     whole = sum(x.shape[2] for x in parts)
     y, first = memory.empty(n, c, whole), 0
     for x in parts:
-        launch_of(_requests[c, "nchw", target.isa], (x.shape[2], whole))(
-            x.data_ptr(), 0, 0, 0, y.data_ptr() + 4 * first, 0, n, target.threads)
+        launch_of(_requests[c, "nchw", target.isa, "f32"], (x.shape[2], whole))(
+            address(x), 0, 0, 0, address(y) + 4 * first, 0, n, target.threads)
         first += x.shape[2]
     return y
 
@@ -114,12 +118,12 @@ def _are_pixels(x: Tensor, least: int) -> bool:
     return c > 1 and x.stride()[1:] == (1, c) and (n == 1 or x.stride(0) == c * length)
 
 
-def _fresh(*shape: int) -> Tensor:
-    return memory.noted(torch.empty(shape, dtype=torch.float32), pooled=False)
+def _fresh(*shape: int, dtype: torch.dtype) -> Tensor:
+    return memory.noted(torch.empty(shape, dtype=dtype), pooled=False)
 
 
-def _request(channels: int, layout: str, isa: str) -> Request:
-    kernel = Problem(1, channels, 1, 1, 1, 1, 1, layout=layout)
+def _request(channels: int, layout: str, isa: str, dtype: str) -> Request:
+    kernel = Problem(1, channels, 1, 1, 1, 1, 1, dtype=dtype, layout=layout)
     return Request(turn.make, kernel, Schedule(), ISA[isa], (), True)
 
 

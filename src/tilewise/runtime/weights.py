@@ -14,10 +14,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..core.lru import Lru
 from ..core.watching import telling, watcher
+from ..kernels.activations import joined
 from ..kernels.cpu.prepare.fingerprint import Fingerprint, Joint
 from .executable import Executable
 from .forms import Forms
 from .turning import LAST
+from .types import HALVES
 
 DEFAULT_LIMIT = 2 << 30
 # values in float64 at a time: what malloc was asked for once, it keeps; of so few, torch makes no
@@ -50,8 +52,8 @@ class Made:
         tensors = [tensor for tensor in sources if tensor is not None]
         self._refs = [weakref.ref(t, forget) for t in tensors]
         self._places = [_place(t) for t in tensors]
-        self._fingerprint = Fingerprint([(t.data_ptr(), t.numel(), t.shape[0] if t.dim() else 1)
-                                         for t in tensors if t.is_cpu],
+        self._fingerprint = Fingerprint([memory for t in tensors if t.is_cpu
+                                         for memory in _memories(t)],
                                         at_once=any(t.is_inference() for t in tensors))
         self._step = _steps
         self.value: Any = None
@@ -143,6 +145,13 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), _version(tensor), tensor.shape, tensor.stride()
 
 
+def _memories(tensor: Tensor) -> list[tuple[int, int, int]]:
+    """Of a tensor, as its fingerprint wants them; of oddly many halves, the last two again."""
+    address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    whole = (address, size // 4, tensor.shape[0] if tensor.dim() else 1)
+    return [whole] if size % 4 == 0 else [whole, (address + size - 4, 1, 1)]
+
+
 def _tensors(value: Any) -> list[Tensor]:
     """All in a value that is one, or tuples of such."""
     if isinstance(value, tuple):
@@ -151,12 +160,13 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def can_change_unnoticed(tensor: Tensor | None) -> bool:
-    """Not float32 that lie side by side in a CPU's memory; elsewhere, made in inference mode."""
+    """Not floats that lie side by side in a CPU's memory; elsewhere, made in inference mode."""
     if tensor is None or not tensor.is_cpu:
         return tensor is not None and tensor.is_inference()
     layout = LAST.get(tensor.dim(), torch.contiguous_format)
-    return tensor.dtype != torch.float32 or not (
-        tensor.is_contiguous() or tensor.is_contiguous(memory_format=layout))
+    if tensor.dtype != torch.float32 and (tensor.dtype not in HALVES or tensor.numel() < 2):
+        return True  # a glance sees four bytes
+    return not (tensor.is_contiguous() or tensor.is_contiguous(memory_format=layout))
 
 
 MADE: Lru[Made] = Lru(DEFAULT_LIMIT, weigh=Made.bytes)
@@ -265,17 +275,30 @@ def prepared_with_norm(weight: Tensor, bias: Tensor | None, norm: Norm,
     sources = (weight, bias, *tensors)
     refs: Any = [None if source is None else weakref.ref(source) for source in sources]
 
+    dtype = executable.weight_dtype
+
     def again() -> tuple[Tensor, Tensor]:
-        return fold(*(ref and ref() for ref in refs), eps)
+        return fold(*(ref and ref() for ref in refs), eps, dtype)
 
     def make() -> tuple[Any, Tensor]:
-        whole, offset = fold(*sources, eps)
+        whole, offset = fold(*sources, eps, dtype)
         return executable.ready(whole, lambda: again()[0]), offset
 
     def restore(kept: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
         return executable.with_source(kept[0], lambda: again()[0]), kept[1]
 
     return made((executable.weight_key, eps), make, *sources, restore=restore)
+
+
+def channels_of(bias: Tensor | None, slope: Tensor | None, executable: Executable) -> Tensor | None:
+    """What a kernel reads for each of its channels, in the type that it reads."""
+    dtype = executable.weight_dtype
+    if bias is not None and bias.dtype != dtype:
+        source: Any = weakref.ref(bias)
+        bias = made(("as", str(dtype)), lambda: source().detach().to(dtype), bias).value
+    if slope is None:
+        return bias
+    return joined(bias, slope.to(dtype), executable.plan.problem.k)
 
 
 def forget(weight: Tensor) -> None:
@@ -318,15 +341,19 @@ def _turned(weight: Tensor, groups: int) -> Tensor:
 
 @torch.no_grad()
 def fold(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
-         scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """A batch norm in eval mode, multiplied into weight and bias in float64."""
+         scale: Tensor | None, shift: Tensor | None, eps: float,
+         dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """A batch norm in eval mode, multiplied into weight and bias in float64; rounded to the
+    weight's type, or to `dtype`."""
     factor = (variance.double() + eps).rsqrt()
     factor = factor if scale is None else factor * scale.double()
     offset = -mean.double() if bias is None else bias.double() - mean.double()
     offset = offset * factor
     offset = offset if shift is None else offset + shift.double()
-    whole, rows = torch.empty_like(weight), max(1, FOLDED // max(1, weight[:1].numel()))
+    dtype = dtype or weight.dtype
+    whole = torch.empty_like(weight, dtype=dtype)
+    rows = max(1, FOLDED // max(1, weight[:1].numel()))
     for part, values, by in zip(whole.split(rows), weight.split(rows), factor.split(rows),
                                 strict=True):
         part.copy_(values.double() * by.view(-1, *[1] * (weight.dim() - 1)))
-    return whole, offset.to(weight.dtype)
+    return whole, offset.to(dtype)

@@ -31,6 +31,21 @@ class Windows(NamedTuple):
         return [self._line(i * self.stride - self.padding, size)
                 for i in range(self._outputs(size))]
 
+    def numbered(self, size: int, row: int = 1) -> list[Line]:
+        """The same, with the number of its first value: those of a line are `row` apart."""
+        return [line._replace(size=row * max(0, self.padding - i * self.stride))
+                for i, line in enumerate(self.lines(size))]
+
+    def turned(self, size: int, row: int = 1) -> list[Line]:
+        """For each value the windows that it is in, and its number in the first of them."""
+        outputs = len(self.lines(size))
+        return [self._windows_of(i + self.padding, outputs, row) for i in range(size)]
+
+    def _windows_of(self, place: int, outputs: int, row: int) -> Line:
+        first = max(0, ceil_div(place - self.taps + 1, self.stride))
+        count = max(0, min(outputs - 1, place // self.stride) - first + 1)
+        return Line(first if count else 0, count, row * (place - first * self.stride))
+
     def _outputs(self, size: int) -> int:
         room = size + 2 * self.padding - self.span
         if not self.ceil_mode:

@@ -8,6 +8,7 @@ from ..core.errors import TilewiseError
 from ..core.target import Target
 from ..kernels.cpu.emit.launch import KERNELS
 from ..kernels.cpu.memory import POOL
+from ..runtime.spare import SPARE
 from ..runtime.weights import MADE
 
 
@@ -22,6 +23,7 @@ def set_memory_limit(pool: int | None = None, weights: int | None = None) -> Non
     """
     if pool is not None:
         POOL.limit = pool
+        SPARE.clear()
     if weights is not None:
         MADE.limit = weights
 

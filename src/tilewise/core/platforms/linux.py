@@ -59,12 +59,10 @@ class Linux(Platform):
         # 32 MiB and 512 MiB, with pages of 16 and 64 KiB, are more than most blocks have
         return HUGE_PAGE if size in (0, HUGE_PAGE) else mmap.PAGESIZE
 
-    def map(self, size: int) -> mmap.mmap:
-        region = super().map(size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+    def ask_for_huge_pages(self, region: mmap.mmap, start: int, size: int) -> None:
+        if hasattr(mmap, "MADV_HUGEPAGE") and size > 0:
             with suppress(OSError):  # a kernel without huge pages
-                region.madvise(mmap.MADV_HUGEPAGE)
-        return region
+                region.madvise(mmap.MADV_HUGEPAGE, start, size)
 
     def lacks(self, machine: str) -> list[str]:
         return []

@@ -18,7 +18,6 @@ from ...core.errors import OutOfMemory
 from ...core.locks import fork_safe_lock
 from ...core.platforms import HERE
 from ...core.watching import watcher
-from .emit.elements import FLOAT32
 
 MB = 1 << 20
 SMALL = 512 << 10  # below this, torch's own allocator is as good
@@ -27,10 +26,14 @@ DEFAULT_LIMIT = 2 << 30
 ROOM = 1.5  # a free block may be this much larger than what is asked for
 PATIENCE = 512  # a block goes when so many others were taken since it came back
 SWEEP = 64  # takes between two looks for such blocks
+ALWAYS = 1 << 30  # bytes, in use and free, that a process may hold whatever it uses
 
 
 class Pool:
     """Free blocks by size; `limit` bounds the bytes it keeps for later.
+
+    With those in use they are no more than were in use at once, or ALWAYS: a training step ends
+    with other sizes than it began with, and would hold both.
 
     Blocks that nobody takes any more go. Where their size is asked for again, it was too early:
     the patience with that size doubles.
@@ -38,6 +41,7 @@ class Pool:
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit, self.kept = limit, 0
+        self.used = self.most_used = 0  # bytes of blocks that are out
         self._free: OrderedDict[int, list[tuple[mmap.mmap, int]]] = OrderedDict()  # and since when
         self._takes, self._gone = 0, set[int]()
         self._patience: dict[int, int] = {}  # of sizes for which it is more than usual
@@ -68,8 +72,21 @@ class Pool:
                 self._patience[size] = 2 * self._patience.get(size, PATIENCE)
             self._takes += 1
             idle = self._pull_idle() if self._takes % SWEEP == 0 else []
+            self.used, most = self.used + (fitting or size), self.most_used
+            self.most_used = max(self.most_used, self.used)
+            idle += self._pull_until(max(ALWAYS, self.most_used) - self.used)
         del idle  # unmapped outside of the lock
-        return _block_type(fitting or size).on(region or self._map(size), self)
+        return _block_type(fitting or size).on(region or self._mapped(size, most), self)
+
+    def _mapped(self, size: int, most: int) -> mmap.mmap:
+        """Counted already: what the system refuses is taken off again; `most` was used before."""
+        try:
+            return self._map(size)
+        except OutOfMemory:
+            with self._lock:
+                self.used -= size
+                self.most_used = max(self.used, most)
+            raise
 
     def give(self, region: mmap.mmap, size: int) -> None:
         """A tensor can die in the middle of anything, even of `take`: then that sorts it in."""
@@ -105,13 +122,21 @@ class Pool:
         """What was returned joins the free blocks; the least recently used above the limit go."""
         while self._returned:
             region, size = self._returned.popleft()
+            self.used -= size
             self.kept += size  # first: an interrupt may leave it too high, which _count mends
             self._free.setdefault(size, []).append((region, self._takes))
             self._free.move_to_end(size)
-        if self.kept > self._limit:
+        self._pull_until(self._limit)
+
+    def _pull_until(self, most: int) -> list[mmap.mmap]:
+        """The least recently used, until no more than `most` bytes are kept."""
+        found = []
+        if self.kept > most:
             self._count()
-            while self.kept > self._limit:
-                self._pull(next(size for size, regions in self._free.items() if regions), 0)
+            while self.kept > most:
+                found.append(
+                    self._pull(next(size for size, regions in self._free.items() if regions), 0))
+        return found
 
     def _pull_idle(self) -> list[mmap.mmap]:
         """Blocks that were free for too long; of each size the first came back first."""
@@ -143,7 +168,16 @@ def _size_class(size: int) -> int:
 
 
 def _map(size: int) -> mmap.mmap:
-    return HERE.map(size + HUGE_PAGE)
+    region = HERE.map(size + HUGE_PAGE)
+    # a last page that is used by less than half would take more memory than it saves time
+    pages = (size + HUGE_PAGE // 2) // HUGE_PAGE
+    HERE.ask_for_huge_pages(region, _start(region), pages * HUGE_PAGE)
+    return region
+
+
+def _start(region: mmap.mmap) -> int:
+    """Where its first huge page begins."""
+    return -ctypes.addressof(ctypes.c_char.from_buffer(region)) % HUGE_PAGE
 
 
 @lru_cache(maxsize=1024)
@@ -151,8 +185,7 @@ def _block_type(size: int) -> Any:
     class Block(ctypes.c_char * size):  # type: ignore[misc]
         @classmethod
         def on(cls, region: mmap.mmap, pool: Pool) -> Block:
-            base = ctypes.addressof(ctypes.c_char.from_buffer(region))
-            block = cls.from_buffer(region, -base % HUGE_PAGE)
+            block = cls.from_buffer(region, _start(region))
             block.home = (region, pool)
             return block
 
@@ -166,15 +199,15 @@ def _block_type(size: int) -> Any:
 POOL = Pool()
 
 
-def empty(*shape: int) -> torch.Tensor:
-    """An uninitialised float32 tensor, contiguous in the order of `shape`."""
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """An uninitialised tensor, contiguous in the order of `shape`."""
     count = 1
     for size in shape:
         count *= size
-    size = count * FLOAT32.bytes
+    size = count * dtype.itemsize
     if size < SMALL:
-        return noted(torch.empty(shape, dtype=torch.float32))
-    values = torch.frombuffer(POOL.take(size), dtype=torch.float32, count=count)
+        return noted(torch.empty(shape, dtype=dtype))
+    values = torch.frombuffer(POOL.take(size), dtype=dtype, count=count)
     return noted(values if len(shape) == 1 else values.view(shape))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ....core.isa import Isa
 from ....core.schedule import Schedule
-from ..emit import Module
+from ..emit import ELEMENTS, Module
 from ..emit.sizes import InCode
 from ..emit.threads import Y, emit_entry, emit_region
 from ..emit.tiling import ceil_div
@@ -22,13 +22,14 @@ COPY = Chain(("image",))
 
 @dataclass(frozen=True)
 class Parts:
-    """What code depends on: how many parts there are."""
+    """What code depends on: how many parts there are, and what they hold."""
 
     count: int
+    dtype: str = "f32"
 
     @property
     def code(self) -> str:
-        return f"{self.count} parts"
+        return f"{self.count} parts" + ("" if self.dtype == "f32" else f" of {self.dtype}")
 
 
 def sizes(rows: int, columns: Sequence[int], pitches: Sequence[int], pitch: int) -> list[int]:
@@ -46,7 +47,9 @@ def make(parts: Parts, s: Schedule, isa: Isa) -> Module:
         count, pitch, first = range(parts.count), z.pitch, f.task * z.task_rows
         columns = [getattr(z, f"columns{i}") for i in count]
         pitches = [getattr(z, f"pitch{i}") for i in count]
-        given, y = [f.frame.load_pointer(PLACES[i]) for i in count], f.frame.load_pointer(Y)
+        element = ELEMENTS[parts.dtype]
+        given = [f.frame.load_pointer(PLACES[i], element) for i in count]
+        y = f.frame.load_pointer(Y, element)
         with f.loop((first + z.task_rows).minimum(z.rows), start=first) as row:
             to = y + row.i * pitch
             for own, x, step in zip(columns, given, pitches, strict=True):

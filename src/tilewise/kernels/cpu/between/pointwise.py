@@ -17,7 +17,7 @@ from ....core.cached import cached
 from ....core.errors import InvalidProblem
 from ....core.isa import Isa
 from ....core.schedule import Schedule
-from ..emit import Function, Index, Module, Pointer, Vector
+from ..emit import ELEMENTS, Function, Index, Module, Pointer, Vector
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, BIAS, RESIDUAL, WEIGHT, X, Y, emit_entry, emit_region
 from ..emit.tiling import ceil_div
@@ -60,6 +60,7 @@ class Chain:
         kinds: What each operand has a value for: "image", all pixels and channels; "channel", the
             channels; "each", the channels of each image; "pixel", the pixels.
         steps: Names of arithmetic or of activations, each with its arguments.
+        dtype: What operands and the result are in memory; steps are float32.
 
     >>> Chain(("image", "channel"), (("mul", 0, 1), ("leaky_relu:0.1", 2), ("add", 3, 1.0))).code
     'image each|mul 0 1|leaky_relu:0.1 2|add 3 1.0'
@@ -67,6 +68,7 @@ class Chain:
 
     kinds: tuple[str, ...]
     steps: tuple[Step, ...] = ()
+    dtype: str = "f32"
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.kinds) <= len(PLACES) or not set(self.kinds) <= set(OPERANDS):
@@ -82,6 +84,7 @@ class Chain:
     def code(self) -> str:
         """A vector for all images is one for each, no floats apart."""
         kinds = " ".join(kind.replace("channel", "each") for kind in self.kinds)
+        kinds += "" if self.dtype == "f32" else f" of {self.dtype}"
         return "|".join([kinds, *(" ".join([_canonical(name), *map(repr, args)])
                                   for name, *args in self.steps)])
 
@@ -151,8 +154,9 @@ def make(chain: Chain, s: Schedule, isa: Isa) -> Module:
         z = InCode(f, chain, SIZES)
         rows, columns, end, pitch = z.rows, z.columns, z.end, z.pitch
         pitches = [getattr(z, f"pitch{i}") for i in range(len(chain.kinds))]
-        operands = [f.frame.load_pointer(place) for place in PLACES[:len(chain.kinds)]]
-        y, task_rows, tasks = f.frame.load_pointer(Y), z.task_rows, z.tasks
+        element = ELEMENTS[chain.dtype]
+        operands = [f.frame.load_pointer(place, element) for place in PLACES[:len(chain.kinds)]]
+        y, task_rows, tasks = f.frame.load_pointer(Y, element), z.task_rows, z.tasks
         image, first = f.task // tasks, f.task % tasks * task_rows
         with f.loop((first + task_rows).minimum(rows), start=first) as row:
             at = image * rows + row.i

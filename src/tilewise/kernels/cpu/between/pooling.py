@@ -13,6 +13,7 @@ from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..emit import Function, Index, Module, Pointer
+from ..emit.elements import ELEMENTS
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, X, Y, emit_entry, emit_region
 from ..emit.tiling import ceil_div
@@ -40,7 +41,7 @@ def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     """x, images of p.conv_h x p.conv_w pixels with p.k channels, to y."""
     m = Module(isa)
     emit_entry(m, [emit_pool(m, p, lambda f: InCode(f, p, SIZES),
-                             lambda f: f.frame.load_pointer(X))])
+                             lambda f: f.frame.load_pointer(X, ELEMENTS[p.dtype]))])
     return m
 
 
@@ -65,7 +66,7 @@ def emit_pool(m: Module, p: Problem, sizes: Sizes,
 def _window(f: Function, p: Problem, width: Index, x: Pointer, target: Index) -> None:
     """All channels of one window, in vectors no wider than they are many."""
     size, lanes = p.epilogue.pool, min(f.isa.lanes, 1 << (p.k - 1).bit_length())
-    y = f.frame.load_pointer(Y) + target
+    y = f.frame.load_pointer(Y, ELEMENTS[p.dtype]) + target
     whole = p.k // lanes * lanes
 
     def vector(k: Any, count: int) -> None:

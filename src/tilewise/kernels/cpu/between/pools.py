@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
-from ..emit import ELEMENTS, F32, F64, Function, Index, Module, Pointer, Vector
+from ..emit import ELEMENTS, F32, F64, Element, Function, Index, Module, Pointer, Vector
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .channels import Block, each_block
@@ -55,7 +55,7 @@ class _Entry:
         self.size = at.bytes(16).broadcast()
 
 
-class _Window(NamedTuple):
+class Window(NamedTuple):
     """What a window lies over: its first pixel, its extents, and the steps inside it."""
 
     x: Pointer
@@ -72,37 +72,39 @@ def make(p: Problem, s: Schedule, isa: Isa, kind: int, taps_h: int, taps_w: int)
     """
     m = Module(isa)
     with m.function("rows", **KINDS) as f:
-        _rows(f, kind, (taps_h, taps_w))
-    emit_entry(m, [emit_region(m, "pool", _tasks, f)])
+        each_window(f, partial(_pixel, f, kind, (taps_h, taps_w)), ELEMENTS[p.dtype])
+    emit_entry(m, [emit_region(m, "pool", tasks, f)])
     return m
 
 
-def _tasks(f: Function, frame: Pointer) -> Index:
+def tasks(f: Function, frame: Pointer) -> Index:
     z = InCode(f, None, SIZES)
-    tasks: Index = frame.load_index(BATCH) * z.row_tasks * z.groups
-    return tasks
+    count: Index = frame.load_index(BATCH) * z.row_tasks * z.groups
+    return count
 
 
-def _rows(f: Function, kind: int, taps: tuple[int, int]) -> None:
-    """Some rows of the result, and some of its channels."""
+def each_window(f: Function, body: Callable[[Window, Pointer, tuple[Index, Index]], None],
+                element: Element = ELEMENTS["f32"]) -> None:
+    """body(window, pixel of the result, first and last channel) for the rows and channels of a
+    task."""
     z = InCode(f, None, SIZES)
     part, out_h, out_w = f.task // z.groups, z.out_h, z.out_w
     image, first = part // z.row_tasks, part % z.row_tasks * z.rows
     begin = f.task % z.groups * z.group
     end = (begin + z.group).minimum(z.channels)
-    x = f.frame.load_pointer(X) + image * z.x_image
-    y = f.frame.load_pointer(Y) + image * z.y_image
+    x = f.frame.load_pointer(X, element) + image * z.x_image
+    y = f.frame.load_pointer(Y, element) + image * z.y_image
     table, steps = f.frame.load_pointer(TABLE), (z.tap_row, z.tap_col)
     y_row, y_col = z.y_row, z.y_col
     with f.loop((first + z.rows).minimum(out_h), start=first) as row:
         down = _Entry(table, row.i)
         with f.loop(out_w) as col:
             across = _Entry(table, out_h + col.i)
-            window = _Window(x + (down.first + across.first), down, across, *steps)
-            _pixel(f, kind, taps, window, y + (row.i * y_row + col.i * y_col), (begin, end))
+            window = Window(x + (down.first + across.first), down, across, *steps)
+            body(window, y + (row.i * y_row + col.i * y_col), (begin, end))
 
 
-def _pixel(f: Function, kind: int, taps: tuple[int, int], window: _Window, y: Pointer,
+def _pixel(f: Function, kind: int, taps: tuple[int, int], window: Window, y: Pointer,
            channels: tuple[Index, Index]) -> None:
     def emit(pooled: Pooled) -> None:
         # what is carried through a loop stays in registers
@@ -123,7 +125,7 @@ def _pixel(f: Function, kind: int, taps: tuple[int, int], window: _Window, y: Po
             emit(POOLED[kind])
 
 
-def _taps(window: _Window, taps: tuple[int, int], block: Block) -> Iterator[list[Vector]]:
+def _taps(window: Window, taps: tuple[int, int], block: Block) -> Iterator[list[Vector]]:
     """All values of a window, one after the other."""
     for i in range(taps[0]):
         line = window.x + window.tap_row * i
@@ -131,15 +133,15 @@ def _taps(window: _Window, taps: tuple[int, int], block: Block) -> Iterator[list
             yield block.load(line + window.tap_col * j)
 
 
-def _unrolled_largest(window: _Window, taps: Iterator[list[Vector]]) -> list[Vector]:
+def _unrolled_largest(window: Window, taps: Iterator[list[Vector]]) -> list[Vector]:
     return reduce(_largest_of, taps)
 
 
-def _unrolled_average(window: _Window, taps: Iterator[list[Vector]]) -> list[Vector]:
+def _unrolled_average(window: Window, taps: Iterator[list[Vector]]) -> list[Vector]:
     return _divided(reduce(_sums, taps), window)
 
 
-def _largest(f: Function, window: _Window, block: Block) -> list[Vector]:
+def _largest(f: Function, window: Window, block: Block) -> list[Vector]:
     """NaN wins; of no values it is -infinity."""
     with f.loop(window.down.taps, carry=block.constant(f, float("-inf"))) as row:
         line = window.x + row.i * window.tap_row
@@ -155,7 +157,7 @@ def larger(known: Vector, value: Vector) -> Vector:
     return picked
 
 
-def _average(f: Function, window: _Window, block: Block) -> list[Vector]:
+def _average(f: Function, window: Window, block: Block) -> list[Vector]:
     with f.loop(window.down.taps, carry=block.constant(f, 0.0)) as row:
         line = window.x + row.i * window.tap_row
         with f.loop(window.across.taps, carry=row.values) as col:
@@ -164,12 +166,12 @@ def _average(f: Function, window: _Window, block: Block) -> list[Vector]:
     return _divided(row.values, window)
 
 
-def _mean(f: Function, window: _Window, y: Pointer, channels: tuple[Index, Index],
+def _mean(f: Function, window: Window, y: Pointer, channels: tuple[Index, Index],
           squared: bool) -> None:
     """Sums of some neighbours in float32, and of those in float64, which lie on the stack."""
     lanes = f.isa.lanes
     size = (window.down.size * window.across.size).to(F64)
-    sums = Pointer(f, f.slot(CHUNK * lanes * 8), ELEMENTS["f64"])
+    sums = f.words(CHUNK * lanes).of(ELEMENTS["f64"])
     with f.loop(channels[1], start=channels[0], step=CHUNK * lanes) as chunk:
         part = chunk.i, (chunk.i + CHUNK * lanes).minimum(channels[1])
 
@@ -212,11 +214,11 @@ def _sums(a: list[Vector], b: list[Vector]) -> list[Vector]:
     return [left + right for left, right in zip(a, b)]
 
 
-def _divided(sums: list[Vector], window: _Window) -> list[Vector]:
+def _divided(sums: list[Vector], window: Window) -> list[Vector]:
     size = window.down.size * window.across.size
     return [value / size for value in sums]
 
 
-Pooled = Callable[[Function, _Window, Block], list[Vector]]
+Pooled = Callable[[Function, Window, Block], list[Vector]]
 POOLED: dict[int, Pooled] = {MAX: _largest, AVERAGE: _average}
 UNROLLED = {MAX: _unrolled_largest, AVERAGE: _unrolled_average}

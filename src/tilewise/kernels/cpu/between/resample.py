@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
-from ..emit import Function, Index, Module, Pointer, Vector
+from ..emit import ELEMENTS, Element, Function, Index, Module, Pointer, Vector
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .channels import Block, each_block
@@ -58,18 +58,18 @@ def make(p: Problem, s: Schedule, isa: Isa, kind: int) -> Module:
     """x, images, to y, images of another size, by the table."""
     m = Module(isa)
     with m.function("rows", **KINDS) as f:
-        _rows(f, kind)
+        _rows(f, ELEMENTS[p.dtype], kind)
     emit_entry(m, [emit_region(m, "resample", lambda f, frame: (
         frame.load_index(BATCH) * InCode(f, None, SIZES).row_tasks), f)])
     return m
 
 
-def _rows(f: Function, kind: int) -> None:
+def _rows(f: Function, element: Element, kind: int) -> None:
     z = InCode(f, None, SIZES)
     out_h, out_w, channels, y_row, y_col = z.out_h, z.out_w, z.channels, z.y_row, z.y_col
     image, first = f.task // z.row_tasks, f.task % z.row_tasks * z.rows
-    x = f.frame.load_pointer(X) + image * z.x_image
-    y = f.frame.load_pointer(Y) + image * z.y_image
+    x = f.frame.load_pointer(X, element) + image * z.x_image
+    y = f.frame.load_pointer(Y, element) + image * z.y_image
     table, pixel = f.frame.load_pointer(TABLE), PIXELS[kind]
     with f.loop((first + z.rows).minimum(out_h), start=first) as row:
         down = _Entry(table, row.i)

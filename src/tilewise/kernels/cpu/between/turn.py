@@ -12,6 +12,7 @@ from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..emit import Function, Index, Module, Pointer
+from ..emit.elements import ELEMENTS
 from ..emit.threads import BATCH, SIZES, X, Y, emit_entry, emit_region
 from ..emit.transpose import interleave, separate, transpose
 
@@ -37,7 +38,8 @@ def make(p: Problem, s: Schedule, isa: Isa) -> Module:
         image, first = f.task // count, f.task % count * size
         whole = [image * (pixels * p.c), image * (plane * p.c)]  # of points, and of planes
         before, behind = whole[::-1] if p.layout == "nhwc" else whole
-        x, y = f.frame.load_pointer(X) + before, f.frame.load_pointer(Y) + behind
+        element = ELEMENTS[p.dtype]
+        x, y = f.frame.load_pointer(X, element) + before, f.frame.load_pointer(Y, element) + behind
         turn = _few if p.c < isa.lanes else _many
         turn(f, p, x, y, (pixels, plane), first, (first + size).minimum(pixels))
     emit_entry(m, [emit_region(m, "all", lambda f, frame: frame.load_index(BATCH) * tasks(frame),

@@ -118,8 +118,9 @@ class _Depthwise:
     def _tile(self, width: int) -> Function:
         """A tile over all channels; its taps begin `left` columns into the image, or before."""
         lanes, k = self.g.lanes, self.p.k
-        with self.m.function(f"tile_{width}", frame="pointer", x="pointer", weight="pointer",
-                             bias="pointer", residual="pointer", y="pointer", low="index",
+        image = self.g.image
+        with self.m.function(f"tile_{width}", frame="pointer", x=image, weight="pointer",
+                             bias="pointer", residual=image, y=image, low="index",
                              high="index", left="index") as f:
             w, whole = self._sizes(f).w, k // lanes * lanes
             with f.loop(whole, step=lanes) as channel:
@@ -197,7 +198,8 @@ class _Depthwise:
             with f.loop((top + z.block_rows).minimum(z.conv_h), start=top) as row:
                 y = row.i * p.stride[0] - z.top
                 low, high = self._filter_rows(y, z.h)
-                x = f.frame.load_pointer(X) + (image * z.h + y) * (z.w * self.g.x_step(z))
+                x = f.frame.load_pointer(X, self.g.image) + (image * z.h + y) * (
+                    z.w * self.g.x_step(z))
                 at = (image * z.conv_h + row.i) * (z.conv_w * p.k)
                 self._row(f, x, at, low, high)
         return f
@@ -216,5 +218,5 @@ class _Depthwise:
         for width, col, _ in emit_pieces(f, g.widths, pieces, f.index(0), z.conv_w):
             left, out = col * p.stride[1] - z.left, at + col * p.k
             f.call(self.tiles[width], f.frame, x + left * g.x_step(z), f.frame.load_pointer(WEIGHT),
-                   f.frame.load_pointer(BIAS), f.frame.load_pointer(RESIDUAL) + out,
-                   f.frame.load_pointer(Y) + out, low, high, left)
+                   f.frame.load_pointer(BIAS), f.frame.load_pointer(RESIDUAL, g.image) + out,
+                   f.frame.load_pointer(Y, g.image) + out, low, high, left)

@@ -16,6 +16,7 @@ from ....core.schedule import Schedule
 from ..between.epilogue import finish, is_long
 from ..between.pooling import emit_pool
 from ..emit import Function, Index, Module, Pointer, Vector
+from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE, multiply
 from ..emit.sizes import InCode
 from ..emit.threads import (
@@ -62,6 +63,8 @@ class _Direct:
         self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
         # parts of sums are stored as they are
         self.tail = self.p.with_(epilogue=Epilogue()) if self.s.split > 1 else self.p
+        waits = self.s.split > 1 or self.p.epilogue.pool > 1  # in scratch, for another region
+        self.sums = FLOAT32 if waits else geometry.image
 
     def module(self) -> Module:
         self.m = Module(self.isa)
@@ -98,8 +101,8 @@ class _Direct:
         across = p.stride[1] * g.pixel
         taps: Any = {"rows": "index", "cols": "index"} if g.skips else {}
         with self.m.function(f"tile_{height}x{width}{'_end' if end else ''}", frame="pointer",
-                             a="pointer", b="pointer", bias="pointer", residual="pointer",
-                             y="pointer", ahead="pointer", **taps) as f:
+                             a="pointer", b="pointer", bias="pointer", residual=g.image,
+                             y=self.sums, ahead="pointer", **taps) as f:
             z = self._sizes(f)
             pitch = z.row_pitch if height > 1 or p.r > 1 else 0
             ahead = (f.ahead, z.lines_ahead) if g.fetches else None
@@ -153,7 +156,7 @@ class _Direct:
     def _pack(self) -> Function:
         """Copy a rectangle of one slice of channels, zeros where it leaves the image."""
         c = self.g.slice_c
-        with self.m.function("pack", frame="pointer", x="pointer", to="pointer", top="index",
+        with self.m.function("pack", frame="pointer", x=self.g.image, to="pointer", top="index",
                              left="index", rows="index", cols="index") as f:
             z = self._sizes(f)
             h, w, pitch, step = z.h, z.w, z.row_pitch, self.g.x_step(z)
@@ -217,7 +220,7 @@ class _Direct:
         left = (col_block * z.block_w).minimum((z.conv_w - s.tile_w).maximum(0))
         right = ((col_block + 1) * z.block_w).minimum(z.conv_w)
         channel, step = group * p.group_c + part * g.slice_c, g.x_step(z)
-        x = f.frame.load_pointer(X) + image * (z.h * z.w * step) + channel
+        x = f.frame.load_pointer(X, g.image) + image * (z.h * z.w * step) + channel
         in_top, in_left = top * p.stride[0] - z.top, left * p.stride[1] - z.left
         a = x + (in_top * z.w + in_left) * step
         if self.pack:
@@ -230,7 +233,7 @@ class _Direct:
         pieces = [last.select(getattr(z, f"pieces_{i}"), z.block_cols if i == 0 else f.index(0))
                   for i in range(len(g.widths))]
         return _Task(
-            a, self._output(f, part) + at, f.frame.load_pointer(RESIDUAL) + at,
+            a, self._output(f, part) + at, f.frame.load_pointer(RESIDUAL, g.image) + at,
             f.frame.load_pointer(BIAS) + group * p.group_k,
             f.frame.load_pointer(WEIGHT) + (group * s.split + part) * g.panel_floats,
             rows, (left, right), pieces, top)
@@ -247,7 +250,9 @@ class _Direct:
 
     def _result(self, f: Function) -> Pointer:
         """Where sums go that are not to be added up: to be pooled, in the place of the first."""
-        return f.frame.load_pointer(Y if self.p.epilogue.pool == 1 else SCRATCH)
+        if self.p.epilogue.pool == 1:
+            return f.frame.load_pointer(Y, self.g.image)
+        return f.frame.load_pointer(SCRATCH)
 
     def _block(self, f: Function, task: _Task, block: Index, last: Index, end: bool) -> None:
         """All tiles of a task against one block of output channels."""
@@ -297,8 +302,8 @@ class _Direct:
         p, lanes = self.p, self.isa.lanes
         with self.m.function("sum", frame="pointer", task="index", worker="index") as f:
             z = self._sizes(f)
-            pointers = [f.frame.load_pointer(i) for i in (SCRATCH, BIAS, RESIDUAL)]
-            (parts, bias, residual), y = pointers, self._result(f)
+            parts, bias = f.frame.load_pointer(SCRATCH), f.frame.load_pointer(BIAS)
+            residual, y = f.frame.load_pointer(RESIDUAL, self.g.image), self._result(f)
             one_part = f.frame.load_index(BATCH) * (z.partial_floats // self.s.split)
 
             def one(k: Index | int, at: Index, count: int | None) -> None:

@@ -117,7 +117,8 @@ class Geometry(BlocksOfK):
     def packed(self) -> bool:
         p = self.p
         apart = p.groups > 1 or self.s.split > 1 or p.pitch > 0  # pixels, for a task
-        return not self.skips and (p.is_padded or apart)
+        widened = self.image is not FLOAT32  # once, not in every product
+        return not self.skips and (p.is_padded or apart or widened)
 
     @cached
     def pixel(self) -> int:

@@ -133,16 +133,18 @@ class _Rows:
         return f
 
     def _call(self, f: Function, rows: int, row: Index, place: Index) -> None:
-        x, y = (f.frame.load_pointer(word) for word in (X, Y))
-        weight, bias, residual = (f.frame.load_pointer(w) for w in (WEIGHT, BIAS, RESIDUAL))
+        image = self.g.image
+        x, y = (f.frame.load_pointer(word, image) for word in (X, Y))
+        weight, bias = (f.frame.load_pointer(word) for word in (WEIGHT, BIAS))
+        residual = f.frame.load_pointer(RESIDUAL, image)
         f.call(self.products[rows], x + row * self.p.c, weight, bias, residual + row * self.p.k,
                y + row * self.p.k, place)
 
     def _product(self, rows: int) -> Function:
         """So many rows of the input times one row of the matrix from each stream."""
         g, p, streams = self.g, self.p, range(self.s.streams)
-        kinds: Any = {"x": "pointer", "weight": "pointer", "bias": "pointer",
-                      "residual": "pointer", "y": "pointer", "place": "index"}
+        kinds: Any = {"x": g.image, "weight": "pointer", "bias": "pointer",
+                      "residual": g.image, "y": g.image, "place": "index"}
         with self.m.function(f"product{rows}", **kinds) as f:
             # past the last row, some stream repeats it
             places = [(f.place + s * g.places).minimum(p.k - 1) for s in streams]

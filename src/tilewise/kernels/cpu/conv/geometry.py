@@ -9,6 +9,7 @@ from ....core.cached import cached
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..between.pooling import rows_a_task
+from ..emit.elements import ELEMENTS, Element
 from ..emit.tiling import ceil_div
 
 
@@ -19,6 +20,11 @@ class Sizes:
     p: Problem
     s: Schedule
     lanes: int
+
+    @property
+    def image(self) -> Element:
+        """What images hold; weights, biases and scratch are float32."""
+        return ELEMENTS[self.p.dtype]
 
     @property
     def h(self) -> int:

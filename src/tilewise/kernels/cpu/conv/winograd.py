@@ -79,7 +79,7 @@ class Winograd:
         """One tile of all channels into V; a border tile comes as a table of addresses."""
         g, p, lanes, (down, across) = self.g, self.p, self.g.lanes, self.p.dilation
         name = "input_border" if border else "input_inside"
-        with self.m.function(name, frame="pointer", x="pointer", v="pointer") as f:
+        with self.m.function(name, frame="pointer", x=g.image, v="pointer") as f:
             z = self._sizes(f)
             step = g.x_step(z)
             pitch = z.w * step
@@ -90,7 +90,8 @@ class Winograd:
 
                 def load(i: int, j: int) -> Vector:
                     if border:
-                        return (f.x.load_pointer(i * g.across.n + j) + c).load(count=count)
+                        place = f.x.load_pointer(i * g.across.n + j, g.image)
+                        return (place + c).load(count=count)
                     return (here[i] + step * (j * across)).load(count=count)
 
                 def store(i: int, j: int, value: Vector) -> None:
@@ -141,7 +142,8 @@ class Winograd:
         down, across = self.p.dilation
         span_h, span_w = (n_h - 1) * down + 1, (n_w - 1) * across + 1
         top, left = first_row(z, tile) - z.top, first_col(z, tile) - z.left
-        x = f.frame.load_pointer(X) + ((image_of(z, tile) * h + top) * w + left) * c
+        images = f.frame.load_pointer(X, self.g.image)
+        x = images + ((image_of(z, tile) * h + top) * w + left) * c
         fits = ((top >= 0) & (top < h - span_h + 1)) & ((left >= 0) & (left < w - span_w + 1))
         with f.either(fits) as (inside, border):
             with inside:

@@ -25,7 +25,8 @@ class Filters(Winograd):
     def _products(self) -> None:
         g = self.g
         self.rest = g.c_vectors % g.part_vectors  # vectors of input channels of the last part
-        kinds = [(end, count) for end in g.ends for count in sorted({g.part_vectors, self.rest} - {0})]
+        counts = sorted({g.part_vectors, self.rest} - {0})
+        kinds = [(end, count) for end in g.ends for count in counts]
         self.weights = {kind: self._transformed(*kind) for kind in kinds}
         self.parts = {kind: self._added(*kind) for kind in kinds}
 

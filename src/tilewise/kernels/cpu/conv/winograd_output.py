@@ -41,7 +41,8 @@ class Output:
             to = ((tile.image * z.out_h + tile.row * (s.tile_h // 2)) * z.out_w
                   + tile.col * (s.tile_w // 2)) * p.k + k
         args: list[Any] = [f.frame, m, f.frame.load_pointer(BIAS) + k,
-                           f.frame.load_pointer(RESIDUAL) + at, f.frame.load_pointer(Y) + to]
+                           f.frame.load_pointer(RESIDUAL, self.g.image) + at,
+                           f.frame.load_pointer(Y, self.g.image) + to]
         if p.epilogue.mask:
             pixel = (image * conv_h + top) * conv_w + left
             args.append(place(f.frame.load_pointer(MASK), k, p.k, pixel))
@@ -58,7 +59,7 @@ class Output:
 
     def _function(self, name: str, end: bool, **more: Any) -> Function:
         kinds: Any = {"frame": "pointer", "m": "pointer", "bias": "pointer",
-                      "residual": "pointer", "y": "pointer"}
+                      "residual": self.g.image, "y": self.g.image}
         if self.p.epilogue.mask:
             kinds["mask"] = "pointer"
         return self.m.function(f"output_{name}{'_end' if end else ''}", **kinds, **more)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from llvmlite import ir
 
+from .checks import safe
 from .pointers import Pointer
 from .values import I8, I16, I32, I64, Bits, Index, Value, Vector
 
@@ -69,32 +72,37 @@ def zeros(pointer: Pointer, lanes: int) -> Counts:
     return Counts(pointer.f, ir.Constant(ir.VectorType(I16, lanes), [0] * lanes))
 
 
+def _loaded(at: Pointer, kind: Any, bytes_: int, count: int = 1) -> Any:
+    return at.f.ll.load(safe(at, bytes_ * count, "loads"), align=bytes_, typ=kind)
+
+
 def load(pointer: Pointer, lanes: int) -> Counts:
     kind = ir.VectorType(I16, lanes)
-    return Counts(pointer.f, pointer.f.ll.load(pointer.ir, align=BYTES, typ=kind))
+    return Counts(pointer.f, _loaded(pointer, kind, BYTES, lanes))
 
 
 def store(pointer: Pointer, counts: Counts) -> None:
-    pointer.f.ll.store(counts.ir, pointer.ir, align=BYTES)
+    at = safe(pointer, BYTES * counts.lanes, "stores")
+    pointer.f.ll.store(counts.ir, at, align=BYTES)
 
 
 def load_one(pointer: Pointer, place: Index) -> Index:
     """A count by its place."""
     f, at = pointer.f, pointer.bytes(place * BYTES)
-    return Index(f, f.ll.zext(f.ll.load(at.ir, align=BYTES, typ=I16), I64))
+    return Index(f, f.ll.zext(_loaded(at, I16, BYTES), I64))
 
 
 def add(pointer: Pointer, place: Index, number: Index) -> None:
     """To one of the counts; they may wrap around on the way."""
     f, at = pointer.f, pointer.bytes(place * BYTES)
-    before = f.ll.load(at.ir, align=BYTES, typ=I16)
-    f.ll.store(f.ll.add(before, f.ll.trunc(number.ir, I16)), at.ir, align=BYTES)
+    sum_ = f.ll.add(_loaded(at, I16, BYTES), f.ll.trunc(number.ir, I16))
+    f.ll.store(sum_, safe(at, BYTES, "stores"), align=BYTES)
 
 
 def load_byte(pointer: Pointer) -> Index:
     f = pointer.f
-    return Index(f, f.ll.zext(f.ll.load(pointer.ir, align=1, typ=I8), I64))
+    return Index(f, f.ll.zext(_loaded(pointer, I8, 1), I64))
 
 
 def store_byte(pointer: Pointer, value: Index) -> None:
-    pointer.f.ll.store(pointer.f.ll.trunc(value.ir, I8), pointer.ir, align=1)
+    pointer.f.ll.store(pointer.f.ll.trunc(value.ir, I8), safe(pointer, 1, "stores"), align=1)

@@ -9,6 +9,8 @@ from typing import Any
 from llvmlite import ir
 
 from ....core.isa import Isa
+from . import checks
+from .elements import Element
 from .pointers import Pointer
 from .values import (
     BOOL,
@@ -37,9 +39,13 @@ class Function:
 
     KINDS = {"pointer": (PTR, Pointer), "index": (I64, Index)}
 
-    def __init__(self, module: Module, name: str, exported: bool, **kinds: str) -> None:
+    def __init__(self, module: Module, name: str, exported: bool, **kinds: str | Element) -> None:
         self.module, self.isa, self.name = module, module.isa, name
-        types = [self.KINDS[kind][0] for kind in kinds.values()]
+        self.kinds = {name_: "pointer" if isinstance(kind, Element) else kind
+                      for name_, kind in kinds.items()}
+        types = [self.KINDS[kind][0] for kind in self.kinds.values()]
+        if module.sites is not None:
+            types += checks.more_types(self.kinds)
         self.ir = ir.Function(module.ir, ir.FunctionType(VOID, types), name)
         self.ir.linkage = "external" if exported else "internal"
         for attribute in ("nounwind", "noinline"):
@@ -48,11 +54,15 @@ class Function:
             set.add(self.ir.attributes, attribute)  # llvmlite's own method knows only some
         self.ll = ir.IRBuilder(self.ir.append_basic_block("entry"))
         self.args: dict[str, Any] = {}
-        for (name_, kind), value in zip(kinds.items(), self.ir.args, strict=True):
+        for (name_, kind), value in zip(kinds.items(), self.ir.args):
             value.name = name_
-            if kind == "pointer":
+            if kind != "index":
                 value.add_attribute("noalias")
-            self.args[name_] = self.KINDS[kind][1](self, value)
+            self.args[name_] = (Pointer(self, value, kind) if isinstance(kind, Element)
+                                else self.KINDS[kind][1](self, value))
+        self.table: Any = None  # of checks
+        if module.sites is not None:
+            checks.receive(self, self.kinds)
 
     def __enter__(self) -> Function:
         return self
@@ -108,7 +118,8 @@ class Function:
 
     def words(self, count: int) -> Pointer:
         """A table of 64-bit words on the stack."""
-        return Pointer(self, self.slot(8 * count))
+        place = self.slot(checks.stack_bytes(self, 8 * count))
+        return Pointer(self, place, home=checks.stack_home(self, place, 8 * count))
 
     def slot(self, bytes_: int = 8) -> Any:
         """A few bytes on the stack."""
@@ -121,6 +132,8 @@ class Function:
 
     def call(self, callee: Function, *args: Any) -> None:
         values = [self.index(arg).ir if isinstance(arg, int) else arg.ir for arg in args]
+        if self.module.sites is not None:
+            values += checks.given(self, callee, args)
         self.ll.call(callee.ir, values)
 
     @contextmanager
@@ -185,7 +198,9 @@ class Module:
 
     def __init__(self, isa: Isa) -> None:
         self.isa, self.ir = isa, ir.Module("tilewise")
+        self.sites = checks.new_sites()
 
-    def function(self, name: str, exported: bool = False, **kinds: str) -> Function:
-        """A new function; arguments are named with their kind, `pointer` or `index`."""
+    def function(self, name: str, exported: bool = False, **kinds: str | Element) -> Function:
+        """A new function; arguments are named with their kind: `pointer`, which is one to float32,
+        an element, which is a pointer to such, or `index`."""
         return Function(self, name, exported, **kinds)

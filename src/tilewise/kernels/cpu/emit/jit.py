@@ -22,7 +22,7 @@ import llvmlite
 from ....core.apart import apart
 from ....core.errors import TilewiseError
 from ....core.files import cache_directory, is_shared, read_private, write_atomically
-from ....core.isa import Isa, may_use_tiles
+from ....core.isa import Isa, asks_leave, may_use_tiles
 from ....core.locks import fork_safe_lock
 from ....core.platforms import HERE
 from .function import Module
@@ -71,7 +71,7 @@ def _linked_by_llvm(image: bytes, names: tuple[str, ...]) -> Any:
 def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str,
          ahead: Callable[[], bytes | None] = lambda: None) -> Code:
     """The code that `make` writes: what others compiled `ahead`, from the cache, or compiled."""
-    if isa.matrix and not may_use_tiles():
+    if asks_leave(isa) and not may_use_tiles():
         raise TilewiseError(f"isa is {isa.name!r}, needs an operating system that admits it")
     path, digest = _place(key, isa)
     _warn_if_shared(path.parent)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from ....core import places
 from ....core.errors import TilewiseError
 from ....core.isa import Isa
 from ....core.lru import Lru
@@ -14,8 +16,22 @@ from ....core.schedule import Schedule
 from ....core.watching import watcher
 from . import jit
 from .function import Module
+from .guarding import run_guarded
 from .requests import Request
-from .threads import FOUND, SIZES, Frame, parallel_address, run_entry
+from .threads import (
+    BIAS,
+    FOUND,
+    MASK,
+    RESIDUAL,
+    SCRATCH,
+    SIZES,
+    WEIGHT,
+    Frame,
+    X,
+    Y,
+    parallel_address,
+    run_entry,
+)
 from .workers import AHEAD
 
 Make = Callable[..., Module]  # of a problem, a schedule, a row of ISA, and what a kernel adds
@@ -53,7 +69,12 @@ def launch_of(request: Request, sizes: Sequence[int] = ()) -> Launch:
                              parallel_address(), 0, 0, 0, mask) + packed)
         if (told := watcher()) is not None:
             told.launched(entry, frame)
-        run_entry(entry, frame)
+        if places.CHECKED:
+            given = {X: x, WEIGHT: weight, BIAS: bias, RESIDUAL: residual, Y: y, SCRATCH: scratch,
+                     MASK: mask}
+            run_guarded(request, lambda: run_entry(entry, frame), frame, given)
+        else:
+            run_entry(entry, frame)
         return frame[FOUND]
 
     return launch
@@ -73,7 +94,9 @@ def _entry(request: Request) -> Entry:
 def _loaded(request: Request) -> Entry:
     code = jit.load(lambda isa: request.module(), request.key, request.isa, "entry",
                     ahead=lambda: AHEAD.take(request))
-    return code.function("entry", ctypes.c_void_p)
+    entry: Any = code.function("entry", ctypes.c_void_p)
+    entry.request = request  # for those who run it without its launcher
+    return entry
 
 
 def _place(request: Request) -> tuple[object, ...]:

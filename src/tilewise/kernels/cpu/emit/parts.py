@@ -10,23 +10,11 @@ from typing import Any
 
 from llvmlite import ir
 
+from ....core.isa import AMX, MatrixUnit
 from .function import Function
-from .values import F32, I32, Vector
+from .values import BFLOAT, F32, I32, Vector
 
 I16 = ir.IntType(16)
-
-
-class _Bfloat(ir.types.Type):
-    """LLVM's bfloat, which llvmlite does not name."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Bfloat)
-
-    def __hash__(self) -> int:
-        return hash(_Bfloat)
 
 
 def split(f: Function, value: Vector, parts: int) -> list[Vector]:
@@ -43,10 +31,17 @@ def split(f: Function, value: Vector, parts: int) -> list[Vector]:
 def _rounded(f: Function, value: Vector) -> Any:
     """The nearest bfloat16, as integers."""
     lanes = value.lanes
-    kind = ir.VectorType(_Bfloat(), lanes)
+    kind = ir.VectorType(BFLOAT, lanes)
+    if not _on_x86(f):
+        return f.ll.bitcast(f.ll.fptrunc(value.ir, kind), ir.VectorType(I16, lanes))
     convert = f.intrinsic(f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * lanes}", kind,
                           [value.ir.type])
     return f.ll.bitcast(f.ll.call(convert, [value.ir]), ir.VectorType(I16, lanes))
+
+
+def _on_x86(f: Function) -> bool:
+    """Where LLVM itself converts by calling a function."""
+    return "x86_64" in f.isa.machines
 
 
 def _widened(f: Function, bits: Any) -> Vector:
@@ -85,8 +80,12 @@ def split_pairs(f: Function, low: Vector, high: Vector, parts: int) -> list[Vect
 def _rounded_both(f: Function, low: Any, high: Any) -> Any:
     """The nearest bfloat16s, as integers, one vector behind the other."""
     lanes, kind = low.type.count, low.type
+    if not _on_x86(f):
+        rounded = [_rounded(f, Vector(f, value)) for value in (low, high)]
+        mask = ir.Constant(ir.VectorType(I32, 2 * lanes), list(range(2 * lanes)))
+        return f.ll.shuffle_vector(*rounded, mask)
     convert = f.intrinsic(f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * lanes}",
-                          ir.VectorType(_Bfloat(), 2 * lanes), [kind, kind])
+                          ir.VectorType(BFLOAT, 2 * lanes), [kind, kind])
     both = f.ll.call(convert, [high, low])
     return f.ll.bitcast(both, ir.VectorType(I16, 2 * lanes))
 
@@ -102,17 +101,19 @@ def split_tensor(values: Any, parts: int) -> Any:
     return torch.stack(found)
 
 
-def pack_columns(panels: Any, parts: int) -> Any:
-    """Panels [..., depth, columns] as tiles [..., step, part, column tile, pair, column, 2].
+def pack_columns(panels: Any, parts: int, unit: MatrixUnit = AMX) -> Any:
+    """Panels [..., depth, columns] as tiles [..., step, part, column tile, row, column, values].
 
-    depth is a multiple of 32 and columns of 16; the result is floats of two bfloat16 each.
+    depth and columns are multiples of the unit's; of a row it has some values of each column side
+    by side. The result is floats of two bfloat16 each.
     """
 
     import torch
 
     *outer, depth, columns = panels.shape
-    tiles = split_tensor(panels, parts).reshape(parts, *outer, depth // 32, 16, 2, columns // 16,
-                                                16)
+    beside, across = unit.together, unit.columns
+    tiles = split_tensor(panels, parts).reshape(
+        parts, *outer, depth // unit.depth, unit.depth // beside, beside, columns // across, across)
     n = len(outer)
     order = [*range(1, n + 1), n + 1, 0, n + 4, n + 2, n + 5, n + 3]
     floats = tiles.permute(order).flatten().view(torch.float32)

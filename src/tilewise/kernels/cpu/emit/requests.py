@@ -7,9 +7,11 @@ import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ....core import places
 from ....core.code import Code
 from ....core.isa import ISA, Isa
 from ....core.schedule import Schedule
+from .checks import checking
 from .function import Module
 
 
@@ -32,12 +34,14 @@ class Request(NamedTuple):
     def key(self) -> str:
         """Under which the code is kept, for its row of ISA."""
         make = f"{self.make.__module__}.{self.make.__qualname__}"
-        return "|".join([make, self.name, self.s.to_json(), *map(str, self.more)])
+        mode = ["checked"] if places.CHECKED else []
+        return "|".join([make, self.name, self.s.to_json(), *map(str, self.more), *mode])
 
     def module(self) -> Module:
         """The code as IR."""
         seen: Any = Code(self.p) if self.any_size else self.p.compiled
-        return self.make(seen, self.s, self.isa, *self.more)
+        with checking(places.CHECKED):
+            return self.make(seen, self.s, self.isa, *self.more)
 
     @property
     def can_travel(self) -> bool:

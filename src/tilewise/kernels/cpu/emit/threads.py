@@ -20,16 +20,17 @@ from llvmlite import ir
 from ....core.apart import apart
 from ....core.isa import ISA
 from ....core.platforms import HERE
-from . import amx
+from .checks import FRAME
 from .function import Function, Module
 from .pointers import Pointer
+from .units import unit_of
 from .values import I32, I64, PTR, VOID, Index
 
 # words of the frame that every kernel is called with
 (X, WEIGHT, BIAS, RESIDUAL, Y, SCRATCH, BATCH, THREADS, PARALLEL, TASK, WORKER, CHUNK,
- MASK, FOUND) = range(14)  # FOUND: a kernel saw a result that is not finite
+ MASK, FOUND) = range(14)  # FOUND: a kernel saw a result that is not finite; CHECKS is behind it
 SIZES = 16  # the first of the words that a kernel names itself
-Frame = ctypes.c_int64 * 48
+Frame = ctypes.c_int64 * FRAME
 FLUSH_AND_ZERO = 0x8040  # MXCSR: denormal results and denormal operands count as zero
 FLUSH_ARM = 1 << 24  # FPCR: the same
 
@@ -52,12 +53,12 @@ def emit_region(module: Module, name: str, tasks: Tasks, body: Function,
         if control is not None:
             _write_control(f, f.ll.or_(control, ir.Constant(control.type, _flush_bits(f))))
         if tiles:
-            amx.configure(f)
+            unit_of(f).configure(f)
         with f.repeat(lambda task: task < total, [f.frame.fetch_add(TASK)]) as turn:
             f.call(body, f.frame, turn.i, worker)
             turn.values = [f.frame.fetch_add(TASK)]
         if tiles:
-            amx.release(f)
+            unit_of(f).release(f)
         if control is not None:
             _write_control(f, control)
     return f

@@ -15,6 +15,22 @@ F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 PTR, VOID = ir.PointerType(), ir.VoidType()
 
 
+class _Bfloat(ir.types.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
+BFLOAT = _Bfloat()
+
+
 class Value:
     """An SSA value of a function under construction."""
 
@@ -27,6 +43,10 @@ class Value:
         """Another of this kind."""
         return type(self)(self.f, value)
 
+    def chosen(self, where: Any, value: Any, other: Any) -> Any:
+        """What a flag chose between this and another."""
+        return self.like(value)
+
 
 class Flag(Value):
     """A condition."""
@@ -38,7 +58,7 @@ class Flag(Value):
 
     def select(self, yes: Any, no: Any) -> Any:
         """`yes` where the condition holds, else `no`."""
-        return yes.like(self.f.ll.select(self.ir, yes.ir, no.ir))
+        return yes.chosen(self.ir, self.f.ll.select(self.ir, yes.ir, no.ir), no)
 
 
 class Index(Value):
@@ -253,8 +273,15 @@ class Words(Value):
     def joined(self, other: Words) -> Words:
         return Words(self.f, self.f.ll.or_(self.ir, other.ir))
 
+    def unlike(self, other: Words) -> Words:
+        """Bits that are set in one of the two."""
+        return Words(self.f, self.f.ll.xor(self.ir, other.ir))
+
     def plus(self, other: Words) -> Words:
         return Words(self.f, self.f.ll.add(self.ir, other.ir))
+
+    def minus(self, other: Words) -> Words:
+        return Words(self.f, self.f.ll.sub(self.ir, other.ir))
 
     def times(self, other: Words) -> Words:
         return Words(self.f, self.f.ll.mul(self.ir, other.ir))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ....core import places
 from ....core.cores import cores
 from ....core.locks import fork_safe_lock
 from .jit import ORIGIN
@@ -131,8 +132,10 @@ def _name(request: Request) -> tuple[str, str]:
 def _start() -> subprocess.Popen[bytes]:
     root = str(Path(__file__).parents[3])
     code = START.format(path=[part for part in sys.path if part], root=root, origin=ORIGIN)
+    # as this process began: what its environment says by now does not count
+    mode = os.environ | {"TILEWISE_CHECK": str(int(places.CHECKED))}
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=mode)
 
 
 def _ask(process: subprocess.Popen[bytes], request: Request) -> bytes:

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ....core.lines import is_bell
 from ..emit import Function, Pointer, Vector
-from ..emit.elements import FLOAT32
-from ..emit.values import F32, Bits
+from ..emit.values import F32, Bits, Words
 
 UNIT = {"f32": 2.0 ** -24, "f64": 2.0 ** -53}
-CLOSE = 1e-9  # to one, sums of weights
 LEVELS = 256
 UNROLLED = 16  # pairs
 # words: whether flat windows keep their value; a bound, 0 for what is no bell; bits of flat windows
@@ -26,19 +25,19 @@ FLAT, SLACK, MISSED = 2, 3, 4
 WORDS = MISSED + LEVELS // 64
 
 
-def slack(weights: Any, form: str, tiny: float) -> float:
+def slack(weights: Any, tiny: float) -> float:
     """How far scipy's sum is from the middle value and exact differences; 0 for what is no bell.
 
     Weights below `tiny` are left out of differences.
 
-    >>> 0 < slack(np.array([0.25, 0.5, 0.25]), "even", 0.0) < 1e-12
+    >>> 0 < slack(np.array([0.25, 0.5, 0.25]), 0.0) < 1e-12
     True
-    >>> slack(np.array([0.25, 0.25, 0.25]), "even", 0.0)
+    >>> slack(np.array([0.25, 0.25, 0.25]), 0.0)
     0.0
     """
-    apart = abs(math.fsum(weights) - 1.0)
-    if form != "even" or weights.size < 3 or not apart < CLOSE or (weights < 0).any():
+    if not is_bell(weights):
         return 0.0
+    apart = abs(math.fsum(weights) - 1.0)
     rounded = UNIT["f64"] * (weights.size + 8)
     return 2 * LEVELS * (rounded + apart + weights.size * tiny)
 
@@ -54,6 +53,12 @@ def step_of(k: Any, part: int) -> int:
     if not k.g.levels or min(r, s) > 1 or r * s % 2 == 0 or r * s < 3:
         return 0
     return int(k.g.pitch if r > 1 else k.p.c * k.g.bytes)
+
+
+def flats(weight: Pointer, middle: Words) -> Words:
+    """scipy's results of flat windows: the middle, or one less where a bit says so."""
+    bits = weight.bytes(8 * MISSED).words_at(middle.shifted(-5), LEVELS // 32)
+    return middle.minus(bits.shifted_by(middle.masked(31)).masked(1))
 
 
 class Bells:
@@ -106,17 +111,7 @@ class Bells:
             f.y.of(self.element).store(self.element.cut_off(value), count=f.count)
 
     def _flats(self, f: Function, middle: Vector) -> Vector:
-        """scipy's results of flat windows: the middle, or one less where a bit says so.
-
-        A gather would do it with one instruction, which takes longer than all of these.
-        """
-        whole = middle.whole()
-        at, bits = whole.shifted(-5), whole.same(0)
-        for i in range(LEVELS // 32):
-            here = f.weight.bytes(8 * MISSED).of(FLOAT32).broadcast(i, whole.lanes).words()
-            bits = at.equals(at.same(i)).select(here, bits)
-        missed = bits.shifted_by(whole.masked(31)).masked(1)
-        return middle - missed.numbers()
+        return flats(f.weight, middle.whole()).numbers()
 
     def _each_pair(self, f: Function, state: list[Any],
                    turn: Callable[[Vector, Vector, Any], list[Any]]) -> list[Any]:

@@ -98,9 +98,9 @@ class Geometry(FilterSizes):
             flat = _flat(order, self.levels)
             found[size - self.levels // 2:].view(np.int32)[:] = flat
             found[bells.FLAT] = (flat == np.arange(self.levels)).all()
-            if self.levels and bound < ALWAYS and min(kernel.shape) == 1:
+            if self.levels and bound < ALWAYS and form == "even" and min(kernel.shape) == 1:
                 found[bells.MISSED:HEAD] = bells.missed(flat)
-                found[bells.SLACK:].view(self.dtype)[0] = bells.slack(kernel.ravel(), form, TINY)
+                found[bells.SLACK:].view(self.dtype)[0] = bells.slack(kernel.ravel(), TINY)
         return found
 
     def _entry(self, places: list[tuple[int, int]], weight: float, sign: float) -> list[int]:
@@ -141,7 +141,7 @@ def _bits(value: float) -> int:
 def make(p: Filter, s: Schedule, isa: Isa) -> Module:
     """The module of a guarded filter."""
     g = Geometry(p, s, isa.lanes)
-    return (_Fused if g.is_fused else _Guarded)(g, isa).module()
+    return (Fused if g.is_fused else _Guarded)(g, isa).module()
 
 
 class _Guarded(FilterModule):
@@ -162,8 +162,13 @@ class _Guarded(FilterModule):
         return bells.Bells(self, part, between).function(f"{name}_of_bells", again)
 
     def outputs(self, f: Function, x: Pointer, weight: Pointer, rows: int,
-                vectors: int) -> list[Vector]:
-        return self.sums(f, x, weight.bytes(8 * HEAD), rows, vectors, self.g.windows[self.last])
+                vectors: int) -> list[Any]:
+        return self.sums_of(self.last, f, x, weight, rows, vectors)
+
+    def sums_of(self, part: int, f: Function, x: Pointer, weight: Pointer, rows: int,
+                vectors: int) -> list[Any]:
+        """rows x vectors sums, as `_ends` takes them."""
+        return self.sums(f, x, weight.bytes(8 * HEAD), rows, vectors, self.g.windows[part])
 
     def put(self, f: Function, y: Pointer, value: Vector, x: Pointer, weight: Pointer,
             count: Index | None = None) -> None:
@@ -174,7 +179,7 @@ class _Guarded(FilterModule):
                 f.call(self.again, x, weight, y, count or f.index(self.g.lanes),
                        unsure.packed())
 
-    def _ends(self, value: Vector, part: Pointer) -> tuple[Words, Bits | None]:
+    def _ends(self, value: Any, part: Pointer) -> tuple[Words, Bits | None]:
         """The integer of a sum, and where it may be another."""
         bound = part.of(self.packed).broadcast(0, self.g.lanes)
         if self.g.is_mean:
@@ -244,7 +249,7 @@ class _Guarded(FilterModule):
         return first, tap.values[1]
 
 
-class _Fused(_Guarded):
+class Fused(_Guarded):
     """A line down, cut off into scratch, then a line across."""
 
     last = 1
@@ -260,8 +265,7 @@ class _Fused(_Guarded):
         with self.m.function("down", x="pointer", weight="pointer", y="pointer",
                              width="index") as f, f.loop(f.width, step=g.lanes) as column:
             x, y = (at.bytes(column.i * g.bytes) for at in (f.x, f.y))
-            sums = self.sums(f, x, f.weight.bytes(8 * HEAD), s.rows, 1, g.windows[0])
-            for row, value in enumerate(sums):
+            for row, value in enumerate(self.sums_of(0, f, x, f.weight, s.rows, 1)):
                 found, unsure = self._ends(value, f.weight)
                 here = y.of(self.packed).bytes(row * g.pitch)
                 here.store(self.target.widened(self._cut(found), self.work))

@@ -1,11 +1,11 @@
 """Implicit GEMM on the matrix unit: rows of tiles are pixels, bfloat16 parts of floats.
 
-A task packs some rows of the input, split into parts, as [32 channels][phase][part][pixel]: a
-line of memory each. Pixels that a stride keeps apart are neighbours in a phase, so that sixteen
-outputs in a row read sixteen lines in a row at every tap. With few channels, a line holds all
-that a row of the filter sees, and there is one tap a row. Outputs run through all columns of the
-packed rows; those of columns that do not exist are computed and not stored. Of 1x1 filters that
-skip nothing, all pixels of all images are rows of one pixel.
+A task packs some rows of the input, split into parts, as [channels of a step][phase][part][pixel]:
+a line each. Pixels that a stride keeps apart are neighbours in a phase, so that outputs in a row
+read lines in a row at every tap. With few channels, a line holds all that a row of the filter
+sees, and there is one tap a row. Outputs run through all columns of the packed rows; those of
+columns that do not exist are computed and not stored. Of 1x1 filters that skip nothing, all pixels
+of all images are rows of one pixel. The matrix unit says how many channels a step has.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
-from ...matrix import DEPTH, SIDE
 from ..between.epilogue import finish, pool
 from ..emit import Function, Index, Module, Pointer, Vector
-from ..emit.amx import TILE, Rows, Side, multiply
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE, Step, Walk
 from ..emit.parts import split
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, BIAS, RESIDUAL, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
 from ..emit.tiling import emit_copy, emit_zero
+from ..emit.unit import Rows, Side
+from ..emit.units import multiply
 from .direct_geometry import OF_COLUMNS, SIZES, Geometry
 from .passes import Kind
 
@@ -34,12 +34,14 @@ SOON = 4096  # and of weights before they are multiplied, where each is used onc
 
 def make(p: Problem, s: Schedule, isa: Isa, products: int) -> Module:
     """The module of a direct convolution on the matrix unit."""
-    return _Direct(Geometry(p, s, isa.lanes, products), isa).module()
+    assert isa.matrix is not None
+    return _Direct(Geometry(p, s, isa.lanes, products, isa.matrix), isa).module()
 
 
 class _Direct:
     def __init__(self, geometry: Geometry, isa: Isa) -> None:
         self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
+        self.unit = geometry.unit
 
     def module(self) -> Module:
         self.m = Module(self.isa)
@@ -66,29 +68,30 @@ class _Direct:
 
     def _convert(self) -> Function:
         """Pixels of the input, `step` floats apart, into the lines of a phase."""
-        c = self.g.values
+        c, depth = self.g.values, self.unit.depth
         with self.m.function("convert", frame="pointer", x="pointer", to="pointer",
                              count="index") as f:
             z, step = self._sizes(f), self.p.stride[1] * self.p.c
             chunk_floats, plane = z.chunk_floats, z.plane
             with f.loop(f.count) as pixel:
-                x, to = f.x + pixel.i * step, f.to + pixel.i * LINE
-                with f.loop(c // DEPTH) as chunk:
-                    self._convert_chunk(f, x + chunk.i * DEPTH, to + chunk.i * chunk_floats,
-                                        DEPTH, plane)
-                if c % DEPTH:
-                    whole = c // DEPTH
-                    self._convert_chunk(f, x + whole * DEPTH, to + chunk_floats * whole,
-                                        c % DEPTH, plane)
+                x, to = f.x + pixel.i * step, f.to + pixel.i * self.unit.line
+                with f.loop(c // depth) as chunk:
+                    self._convert_chunk(f, x + chunk.i * depth, to + chunk.i * chunk_floats,
+                                        depth, plane)
+                if c % depth:
+                    whole = c // depth
+                    self._convert_chunk(f, x + whole * depth, to + chunk_floats * whole,
+                                        c % depth, plane)
         return f
 
     def _convert_chunk(self, f: Function, x: Pointer, to: Pointer, channels: int,
                        plane: Step) -> None:
         lanes = self.g.lanes
-        for half in range(DEPTH // lanes):
+        for half in range(self.unit.depth // lanes):
             count = max(0, min(lanes, channels - half * lanes))
             value = x.load(half * lanes, count=count) if count else f.vector(0.0)
-            x.prefetch(half * lanes + AHEAD, level=1)
+            if self.unit.apart:
+                x.prefetch(half * lanes + AHEAD, level=1)
             for part, bits in enumerate(split(f, value, self.g.parts)):
                 (to + plane * part).store(bits, half * lanes // 2)
 
@@ -99,9 +102,9 @@ class _Direct:
             z = self._sizes(f)
             chunk_floats, plane = z.chunk_floats, z.plane
             with f.loop(g.chunks) as chunk, f.loop(f.count) as pixel:
-                to = f.to + chunk.i * chunk_floats + pixel.i * LINE
+                to = f.to + chunk.i * chunk_floats + pixel.i * self.unit.line
                 for part in range(g.parts):
-                    to.store(f.vector(0.0), plane * part)
+                    to.store(f.vector(0.0, self.unit.line), plane * part)
         return f
 
     def _pack(self) -> Function:
@@ -128,7 +131,7 @@ class _Direct:
             z = self._sizes(f)
             h, row_floats, pitch = z.h, z.w * p.c, z.pitch
             with f.loop(f.rows) as row:
-                y, to = f.top + row.i * p.stride[0], f.to + row.i * pitch * LINE
+                y, to = f.top + row.i * p.stride[0], f.to + row.i * pitch * self.unit.line
                 with f.either((y >= 0) & (y < h)) as (inside, outside):
                     with inside:
                         row_of(f, z, f.x + y * row_floats, to)
@@ -138,16 +141,16 @@ class _Direct:
 
     def _pack_pixels(self, f: Function, z: InCode, x: Pointer, to: Pointer) -> None:
         """A row between its padding."""
-        c, step, pitch = self.p.c, self.p.stride[1], z.pitch
+        c, step, pitch, line = self.p.c, self.p.stride[1], z.pitch, self.unit.line
         start = f.index(0)
         if self.p.is_padded:
             start = (((z.left - f.across).maximum(0) + (step - 1)) // step).minimum(pitch)
             f.call(self.clear, f.frame, to, start)
         stop = ((z.left + z.w - f.across).maximum(0) + (step - 1)) // step
         stop = stop.minimum(pitch).maximum(start)
-        f.call(self.convert, f.frame, x + (start * step + f.across - z.left) * c, to + start * LINE,
+        f.call(self.convert, f.frame, x + (start * step + f.across - z.left) * c, to + start * line,
                stop - start)
-        f.call(self.clear, f.frame, to + stop * LINE, pitch - stop)
+        f.call(self.clear, f.frame, to + stop * line, pitch - stop)
 
     def _pack_taps(self, f: Function, z: InCode, x: Pointer, to: Pointer) -> None:
         """A row of what rows of taps see, from a copy of the input's row that has padding."""
@@ -167,18 +170,19 @@ class _Direct:
         return {kind: self._one_pass(end, *kind) for kind in self.g.passes.kinds}
 
     def _one_pass(self, end: bool, first: bool, length: int) -> Function:
-        g, columns, taps = self.g, self.g.vectors(end), len(self.g.taps)
-        tiles = range(g.group // SIDE)
-        right = Side(tuple(j * TILE for j in range(columns)), columns * TILE, passing=g.once)
-        out = Side(tuple(i * SIDE * columns * SIDE for i in tiles), SIDE,
-                   FLOAT32.bytes * columns * SIDE)
-        step = g.parts * columns * TILE
+        g, unit, columns, taps = self.g, self.unit, self.g.vectors(end), len(self.g.taps)
+        tiles, width = range(g.group // unit.rows), columns * unit.columns
+        right = Side(tuple(j * unit.tile for j in range(columns)), columns * unit.tile,
+                     passing=g.once)
+        out = Side(tuple(i * unit.rows * width for i in tiles), unit.columns,
+                   FLOAT32.bytes * width)
+        step = g.parts * columns * unit.tile
         name = f"product_{'first' if first else 'next'}{length}{'_end' if end else ''}"
         with self.m.function(name, frame="pointer", a="pointer", b="pointer", c="pointer",
                              ahead="pointer") as f:
             z = self._sizes(f)
-            plane, lines = z.plane, z.lines_ahead
-            left = Side(tuple(i * SIDE * LINE for i in tiles), plane,
+            plane, lines = z.plane, z.lines_ahead if unit.apart else 0
+            left = Side(tuple(i * unit.rows * unit.line for i in tiles), plane,
                         passing=taps == 1 and not g.once)
             starts = [(at, tap * step) for at, tap in g.starts(plane)]
             rows = [Rows((at, tap * step), (count, down, over * step))
@@ -298,7 +302,7 @@ class _Direct:
             ahead = b + self._distance(f, one.length * chunk)
             with f.loop(pixels, step=g.group) as pixel:
                 c = sums + pixel.i * width if g.wait else sums
-                f.call(self.products[end][one.kind], f.frame, here + pixel.i * LINE, b, c,
+                f.call(self.products[end][one.kind], f.frame, here + pixel.i * self.unit.line, b, c,
                        ahead + pixel.i // g.group * (fetched * one.length))
                 if one.last and self.p.epilogue.pool == 1:
                     f.call(self.writes[end], f.frame, c, *operands, pixel.i,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....core.cached import cached
-from ...matrix import DEPTH, PARTS, SIDE, joins_taps
+from ....core.isa import AMX, MatrixUnit
+from ...matrix import PARTS, joins_taps
 from ..conv.geometry import BlocksOfK
-from ..emit.amx import TILE
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE
 from ..emit.parts import pack_columns
@@ -34,6 +34,7 @@ class Geometry(BlocksOfK):
     """Every size of a direct convolution on the matrix unit, in so many products."""
 
     products: int
+    unit: MatrixUnit = AMX
 
     @cached
     def parts(self) -> int:
@@ -42,7 +43,7 @@ class Geometry(BlocksOfK):
     @cached
     def joins_taps(self) -> bool:
         """Whether a line of a packed row holds all channels of all taps in a row."""
-        return joins_taps(self.p)
+        return joins_taps(self.p, self.unit.depth)
 
     @cached
     def values(self) -> int:
@@ -51,8 +52,8 @@ class Geometry(BlocksOfK):
 
     @cached
     def chunks(self) -> int:
-        """Groups of 32 values."""
-        return ceil_div(self.values, DEPTH)
+        """Groups of as many values as a step of the unit sums."""
+        return ceil_div(self.values, self.unit.depth)
 
     @cached
     def joined(self) -> bool:
@@ -108,7 +109,7 @@ class Geometry(BlocksOfK):
 
         The last multiply of a plane reads rows of what follows it: sums that nobody stores.
         """
-        return LINE * ((self.rows + self.below) * self.pitch + self.beside | 1)
+        return self.unit.line * ((self.rows + self.below) * self.pitch + self.beside | 1)
 
     @cached
     def chunk_floats(self) -> int:
@@ -149,7 +150,9 @@ class Geometry(BlocksOfK):
     @cached
     def lines_ahead(self) -> int:
         """Cache lines of the weights that come next, fetched at every tap of every group."""
-        return ceil_div(self.parts * self.s.vectors * SIDE, self.groups)
+        if not self.unit.apart:
+            return 0
+        return ceil_div(self.parts * self.s.vectors * self.unit.tile // LINE, self.groups)
 
     @cached
     def row_floats(self) -> int:
@@ -174,20 +177,21 @@ class Geometry(BlocksOfK):
     def starts(self, plane: Any) -> list[tuple[Any, int]]:
         """Where the taps of a row begin: floats of a chunk of the input, and their numbers."""
         across, phases = self.p.stride[1], sorted({j % self.p.stride[1] for j in self.columns})
-        return [(plane * (self.parts * phases.index(j % across)) + j // across * LINE, number)
+        line = self.unit.line
+        return [(plane * (self.parts * phases.index(j % across)) + j // across * line, number)
                 for number, j in enumerate(self.columns)]
 
     def rows_of_taps(self, pitch: Any, plane: Any) -> Iterator[tuple[tuple[Any, int],
                                                                     tuple[int, Any, int]]]:
         """Rows of each phase: where the first tap of the first begins; count and steps of both."""
-        down, columns = self.p.stride[0], len(self.columns)
+        down, columns, line = self.p.stride[0], len(self.columns), self.unit.line
         phases = len({j % self.p.stride[1] for j in self.columns})
         for number, phase in enumerate(sorted({i % down for i in self.lines})):
             rows = [row for row, i in enumerate(self.lines) if i % down == phase]
             first, then = rows[0], rows[min(1, len(rows) - 1)]
             apart = (self.lines[then] - self.lines[first]) // down
-            at = plane * (number * phases * self.parts) + pitch * (self.lines[first] // down * LINE)
-            yield (at, first * columns), (len(rows), pitch * (apart * LINE),
+            at = plane * (number * phases * self.parts) + pitch * (self.lines[first] // down * line)
+            yield (at, first * columns), (len(rows), pitch * (apart * line),
                                           (then - first) * columns)
 
     def scratch_bytes(self, threads: int) -> int:
@@ -195,7 +199,8 @@ class Geometry(BlocksOfK):
 
     def panel_floats(self, width: int) -> int:
         """Floats of the weights of `width` output channels."""
-        return self.chunks * len(self.taps) * self.parts * width // SIDE * TILE
+        tiles = width // self.unit.columns
+        return self.chunks * len(self.taps) * self.parts * tiles * self.unit.tile
 
     @cached
     def weight_floats(self) -> int:
@@ -203,16 +208,16 @@ class Geometry(BlocksOfK):
         return self.panel_floats(self.k_vectors * self.lanes)
 
     def pack_weight(self, weight: Any) -> Any:
-        """(K, C, R, S) to panels of [32 channels][r][s][part][16 output channels]."""
+        """(K, C, R, S) to panels of [channels of a step][r][s][part][output channels of a tile]."""
         import torch
 
         if self.joins_taps:
             weight = weight.permute(0, 3, 1, 2).flatten(1, 2)[..., None]
         k, c = weight.shape[:2]
         w = torch.nn.functional.pad(weight.permute(1, 2, 3, 0).flatten(1),
-                                    (0, 0, 0, self.chunks * DEPTH - c))
-        w = w.reshape(self.chunks, DEPTH, len(self.taps), k).transpose(1, 2)
-        return torch.cat([pack_columns(panel, self.parts).flatten()
+                                    (0, 0, 0, self.chunks * self.unit.depth - c))
+        w = w.reshape(self.chunks, self.unit.depth, len(self.taps), k).transpose(1, 2)
+        return torch.cat([pack_columns(panel, self.parts, self.unit).flatten()
                           for panel in self.in_blocks(w.reshape(-1, k))])
 
     def tasks(self, batch: Any, conv_h: Any, row_blocks: Any) -> Any:

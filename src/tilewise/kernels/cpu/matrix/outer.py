@@ -15,13 +15,15 @@ from ....core.cached import cached
 from ...matrix import DEPTH, PARTS, SIDE
 from ..conv.outer import OuterGeometry, OuterSums
 from ..emit import Function, Index, Pointer
-from ..emit.amx import MOST, TILE, Side, multiply
+from ..emit.amx import MOST, TILE
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE, Walk
 from ..emit.parts import split_pairs
 from ..emit.threads import SCRATCH
 from ..emit.tiling import ceil_div
 from ..emit.transpose import transpose
+from ..emit.unit import Side
+from ..emit.units import multiply
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from ...matrix import DEPTH, PARTS, SIDE
 from ..conv import winograd, winograd_geometry
 from ..conv.winograd_geometry import APART
 from ..emit import Function, Index, Module, Pointer, Vector
-from ..emit.amx import TILE, Side, multiply_column
+from ..emit.amx import TILE, multiply_column
 from ..emit.elements import FLOAT32
 from ..emit.microkernel import LINE, Walk
 from ..emit.parts import pack_columns, split
 from ..emit.tiling import ceil_div
+from ..emit.unit import Side
 from .passes import Passes
 
 SIZES = winograd_geometry.SIZES

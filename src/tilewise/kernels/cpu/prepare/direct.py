@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....core.isa import Isa
+from ....core.places import address
 from ....core.problem import Problem
 from ....core.remembered import Remembered
 from ....core.schedule import Schedule
@@ -148,6 +149,6 @@ def prepare(g: Geometry, t: Target, weight: Any) -> Any:
     panels = memory.empty(slices, g.panel_floats)
     strides = torch.tensor((between, *weight.stride()))
     pack = PACKERS[t.row, slices, p.group_k, g.slice_c, p.r, p.s, s.split, s.vectors, g.k_vectors]
-    pack(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0, 1,
+    pack(address(strides), address(weight), 0, 0, address(panels), 0, 1,
          t.threads if panels.nbytes > FEW else 1)
     return panels

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ....core.isa import Isa
+from ....core.places import address
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ....core.target import Target
@@ -66,5 +67,5 @@ def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
     weight = weight.contiguous()
     packed = memory.empty(p.k, Geometry(p, s, t.lanes, bits).row_floats)
     launch = launcher(make, p, s, t.row, bits)
-    launch(0, weight.data_ptr(), 0, 0, packed.data_ptr(), 0, 1, t.threads)
+    launch(0, address(weight), 0, 0, address(packed), 0, 1, t.threads)
     return packed.view(torch.int32)

@@ -18,6 +18,7 @@ class Mirrored:
 
     def __init__(self, weight: Any, groups: int) -> None:
         self._weight, self._groups = weight, groups
+        self.lies_in = weight
 
     def stride(self) -> tuple[int, ...]:
         k, c, row, column = self._weight.stride()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....core.isa import Isa
+from ....core.places import address
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ....core.target import Target
@@ -31,7 +32,8 @@ class Doubles(Lanes):
         return a * self.constant(c) + b
 
 
-LARGE = 16 << 20  # bytes that no cache of a core keeps
+AHEAD = 8  # input channels whose filters are asked for before they are read
+LARGE = 1 << 20  # bytes that are written faster past the caches than into them
 SIZES = ("c", "k", "depth", "k_vectors")  # of the weight: one kernel prepares them all
 
 
@@ -79,6 +81,11 @@ class Panels:
             self.to = f.frame.load_pointer(Y) + block * whole
             self.apart = g.panel_of(z.k_vectors * g.lanes, self.depth)
 
+    def fetch(self, c: Index) -> None:
+        """Ask for the filters of an input channel: those of a gradient's lie pages apart."""
+        for lane in self.lanes:
+            (self.source + c * self.strides[0]).prefetch(lane, level=1)
+
     def transformed(self, c: Index, store: Callable[[int, Vector], None]) -> None:
         """The filters of one input channel: store(position, value)."""
         f, g, (channel, row, column) = self.f, self.g, self.strides
@@ -105,6 +112,9 @@ def _vector(panels: Panels, streaming: bool = False) -> None:
     f, g = panels.f, panels.g
     to, step = panels.to + panels.within * g.lanes, panels.step
     with f.loop(panels.c) as c:
+        if streaming:
+            panels.fetch(c.i + AHEAD)
+
         def store(position: int, value: Vector) -> None:
             (to + (c.i * step + panels.apart * position)).store(value, streaming=streaming)
 
@@ -142,5 +152,5 @@ def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Ta
     g = geometry(p, s, t.lanes, *more)
     u, strides = memory.empty(g.weight_floats), torch.tensor(weight.stride())
     launch = launch_for(make, g, t.row, *more)
-    launch(strides.data_ptr(), weight.data_ptr(), 0, 0, u.data_ptr(), 0, 1, t.threads)
+    launch(address(strides), address(weight), 0, 0, address(u), 0, 1, t.threads)
     return u

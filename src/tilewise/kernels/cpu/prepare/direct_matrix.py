@@ -1,24 +1,23 @@
-"""Weights of direct convolutions as the matrix unit reads them: pairs of channels, in parts.
+"""Weights of direct convolutions as a matrix unit reads them: channels side by side, in parts.
 
 Fast enough to do it anew in every step of a training; the bits of `Geometry.pack_weight`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ....core.isa import Isa
+from ....core.places import address
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ....core.target import Target
-from ...matrix import DEPTH
 from .. import memory
 from ..emit import Function, Index, Module, Pointer, Vector
-from ..emit.amx import TILE
 from ..emit.launch import launcher
-from ..emit.microkernel import LINE
 from ..emit.parts import split_pairs
 from ..emit.threads import WEIGHT, X, Y, emit_entry, emit_region
 from ..matrix.direct_geometry import Geometry
@@ -31,7 +30,8 @@ def make(p: Problem, s: Schedule, isa: Isa, products: int) -> Module:
 
     The frame's X is a table of the strides of K, C, R and S.
     """
-    g, m = Geometry(p, s, isa.lanes, products), Module(isa)
+    assert isa.matrix is not None
+    g, m = Geometry(p, s, isa.lanes, products, isa.matrix), Module(isa)
     whole = (g.k_blocks - g.has_tail) * g.s.vectors  # vectors in blocks of full width
     rest = p.k % g.lanes
     full = g.k_vectors - (rest > 0)
@@ -52,41 +52,49 @@ class _Vector:
     """All values of `count` output channels, in the last block of them or in another."""
 
     def __init__(self, f: Function, g: Geometry, end: bool, count: int) -> None:
-        self.f, self.g, self.count, self.width = f, g, count, g.vectors(end)
+        self.f, self.g, self.count, self.unit = f, g, count, g.unit
+        self.part = g.vectors(end) * g.unit.tile  # floats from a part to the next
         self.k, self.c, self.r, self.s = (
             f.frame.load_pointer(X).load_index(i) for i in range(4))
         self.source = f.frame.load_pointer(WEIGHT) + f.task * g.lanes * self.k
         block, within = f.task // g.s.vectors, f.task % g.s.vectors
         self.to = (f.frame.load_pointer(Y)
-                   + (block * g.panel_floats(g.block_k) + within * TILE))
+                   + (block * g.panel_floats(g.block_k) + within * g.unit.tile))
 
     def emit(self) -> None:
         """Chunk by chunk, tap by tap; what no value fills is zero."""
         f, g = self.f, self.g
-        whole, rest = g.values // DEPTH, g.values % DEPTH
+        whole, rest = g.values // g.unit.depth, g.values % g.unit.depth
         with f.loop(whole) as chunk:
-            self._chunk(chunk.i, DEPTH)
+            self._chunk(chunk.i, g.unit.depth)
         if rest:
             self._chunk(f.index(whole), rest)
 
     def _chunk(self, chunk: Index, values: int) -> None:
-        f, g = self.f, self.g
-        taps = len(g.taps)
+        f, g, unit = self.f, self.g, self.unit
+        taps, beside = len(g.taps), self.unit.together
+        row = beside // 2 * unit.columns  # floats
         with f.loop(taps) as tap:
-            to = self.to + (chunk * taps + tap.i) * (g.parts * self.width * TILE)
-            with f.loop(values // 2) as pair:
-                first = chunk * DEPTH + pair.i * 2
-                self._pair(to + pair.i * LINE, self._gather(first, tap.i),
-                           self._gather(first + 1, tap.i))
-            if values % 2:
-                last = self._gather(chunk * DEPTH + (values - 1), tap.i)
-                self._pair(to + values // 2 * LINE, last, f.vector(0.0))
-            with f.loop(DEPTH // 2, start=(values + 1) // 2) as pair:
-                self._pair(to + pair.i * LINE, f.vector(0.0), f.vector(0.0))
+            to = self.to + (chunk * taps + tap.i) * (g.parts * self.part)
+            with f.loop(values // beside) as some:
+                first = chunk * unit.depth + some.i * beside
+                self._row(to + some.i * row,
+                          [self._gather(first + i, tap.i) for i in range(beside)])
+            if rest := values % beside:
+                last = [self._gather(chunk * unit.depth + (values - rest + i), tap.i)
+                        for i in range(rest)]
+                self._row(to + values // beside * row,
+                          last + [f.vector(0.0) for _ in range(beside - rest)])
+            with f.loop(unit.depth // beside, start=-(-values // beside)) as some:
+                self._row(to + some.i * row, [f.vector(0.0) for _ in range(beside)])
 
-    def _pair(self, to: Pointer, low: Vector, high: Vector) -> None:
-        for part, bits in enumerate(split_pairs(self.f, low, high, self.g.parts)):
-            to.store(bits, part * self.width * TILE)
+    def _row(self, to: Pointer, values: list[Vector]) -> None:
+        """Some values of all columns of a tile, those of a column side by side."""
+        pairs = [split_pairs(self.f, low, high, self.g.parts)
+                 for low, high in zip(values[::2], values[1::2], strict=True)]
+        for part, bits in enumerate(zip(*pairs, strict=True)):
+            for i, floats in enumerate(_zipped(bits)):
+                to.store(floats, part * self.part + i * self.g.lanes)
 
     def _gather(self, value: Index, tap: Index) -> Vector:
         """One value of all these channels at a tap; lanes without a channel are zero."""
@@ -98,11 +106,22 @@ class _Vector:
         return (self.source + at).gather(self.k, self.count)
 
 
+def _zipped(vectors: Sequence[Vector]) -> list[Vector]:
+    """A lane of each in turn; there are one or two."""
+    if len(vectors) == 1:
+        return list(vectors)
+    first, second = vectors
+    lanes = [half * first.lanes + lane for lane in range(first.lanes) for half in (0, 1)]
+    return [first.shuffle(second, lanes[start:start + first.lanes])
+            for start in (0, first.lanes)]
+
+
 def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
             products: int) -> torch.Tensor:
     """Panels of a weight (K, C, R, S), in pool memory; `s` has no more than they depend on."""
-    panels = memory.empty(Geometry(p, s, t.lanes, products).weight_floats)
+    assert t.row.matrix is not None
+    panels = memory.empty(Geometry(p, s, t.lanes, products, t.row.matrix).weight_floats)
     strides = torch.tensor(weight.stride())
     launch = launcher(make, p, s, t.row, products)
-    launch(strides.data_ptr(), weight.data_ptr(), 0, 0, panels.data_ptr(), 0, 1, t.threads)
+    launch(address(strides), address(weight), 0, 0, address(panels), 0, 1, t.threads)
     return panels

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import torch
 
-import tilewise
-from tilewise.core.borders import BORDERS, CONSTANT, SYNONYMS, meaning, sources
-from tilewise.image import arrays
-from tilewise.runtime import filters
-
-from .guarded import PAGE, Mismatch, Region
+from ..core.borders import BORDERS, CONSTANT, SYNONYMS, meaning, sources
+from ..image import arrays
+from ..image.filter2d import filter2d
+from ..runtime import filters
+from ..runtime.spare import SPARE
+from .guarded import PAGE, Region, swapped
+from .judged import Mismatch
 
 TYPES = ("uint8", "uint16", "int16", "int32", "float32", "float64")
 SIZES = ((1, 1), (1, 5), (2, 2), (3, 3), (3, 3), (4, 3), (5, 5), (5, 5), (7, 7), (6, 9), (9, 2),
@@ -181,23 +179,28 @@ def spread(case: Case) -> float:
     return float(np.sqrt(definition(squares).max(initial=0.0)))
 
 
-def judge(case: Case, found: Any, expected: Any, error: float) -> None:
-    """Floats are off by no more than `error` allows, integers by no more than that rounded."""
+def judge(case: Case, found: Any, expected: Any, error: float) -> float:
+    """Floats are off by no more than `error` allows, integers by no more than that rounded.
+
+    The share of what is allowed that the worst takes; of integers none is told.
+    """
     slack = 32 * error * spread(case) + 1e-30
     if found.dtype != case.dtype or found.shape != case.image.shape:
         raise Mismatch(f"{case.text}: result is {found.dtype} {found.shape}")
     if found.dtype.kind == "f":
         slack = slack + abs(expected) * 2.0 ** -23 * (found.dtype == np.float32)
         wrong = ~(abs(found - expected) <= slack)  # also where it is NaN
+        share = float((abs(found - expected) / slack).max(initial=0.0))
     else:
         bounds = np.iinfo(found.dtype)
         low, high = (np.clip(np.rint(expected + d), bounds.min, bounds.max)
                      for d in (-slack, slack))
-        wrong = ~((low <= found) & (found <= high))
+        wrong, share = ~((low <= found) & (found <= high)), 0.0
     if wrong.any():
         at = tuple(np.argwhere(wrong)[0])
         raise Mismatch(f"{case.text}: {int(wrong.sum())} of {wrong.size} differ, first at {at}: "
                        f"{found[at]} for {expected[at]}")
+    return share
 
 
 @contextmanager
@@ -206,12 +209,18 @@ def guarded_scratch() -> Iterator[None]:
     def empty(floats: int) -> torch.Tensor:
         return torch.from_numpy(guarded((floats,), "float32", "end"))
 
-    with mock.patch.object(filters.memory, "empty", empty):
+    with swapped(filters.memory, "empty", empty), swapped(SPARE, "give", lambda *_: None):
+        SPARE.clear()
         yield
 
 
 def check(case: Case, algorithm: str | None = None, side: str = "end") -> str:
     """Run a case in guarded memory; returns the algorithm that ran."""
+    return checked(case, algorithm, side)[0]
+
+
+def checked(case: Case, algorithm: str | None = None, side: str = "end") -> tuple[str, float]:
+    """The same, and the share of its bound that the error takes."""
     out = guarded(case.image.shape, case.dtype, side)
     plans: list[Any] = []
     run = filters.FilterExecutable.__call__
@@ -221,40 +230,11 @@ def check(case: Case, algorithm: str | None = None, side: str = "end") -> str:
         run(self, *operands)
 
     before = case.image.copy()
-    with guarded_scratch(), mock.patch.object(filters.FilterExecutable, "__call__", noted):
-        tilewise.filter2d(case.image, case.kernel, border=case.border, value=case.value,
+    with guarded_scratch(), swapped(filters.FilterExecutable, "__call__", noted):
+        filter2d(case.image, case.kernel, border=case.border, value=case.value,
                           anchor=case.anchor, flip=case.flip, out=out, algorithm=algorithm)
     if not np.array_equal(before, case.image, equal_nan=case.image.dtype.kind == "f"):
         raise Mismatch(f"{case.text}: the image was written to")
     if not untouched(out):
         raise Mismatch(f"{case.text}: wrote beside the output")
-    judge(case, out, definition(case), plans[0].error)
-    return str(plans[0].algorithm)
-
-
-def anonymous_memory() -> int:
-    """Bytes of this process that no file stands behind."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines()
-                    if line.startswith("RssAnon"))) << 10
-
-
-def growth_on_disk(directory: str, size: int, run: Any) -> int:
-    """Of anonymous memory at its peak, while a memory-mapped image is filtered to another."""
-    source = np.memmap(f"{directory}/in", np.uint8, "w+", shape=(size, size))
-    source[::3] = 9
-    out = np.memmap(f"{directory}/out", np.uint8, "w+", shape=(size, size))
-    run(source[:64, :64], np.empty((64, 64), np.uint8))
-    before, peak, done = anonymous_memory(), [0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.005):
-            peak[0] = max(peak[0], anonymous_memory())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    run(source, out)
-    done.set()
-    watcher.join()
-    assert out.any()
-    return peak[0] - before
+    return str(plans[0].algorithm), judge(case, out, definition(case), plans[0].error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,10 @@ from typing import Any
 
 import torch
 
-from tilewise.bench.judged import Mismatch
+from ..core.places import Place
+from .judged import Mismatch
 
 PAGE = mmap.PAGESIZE
-LIBC = ctypes.CDLL(None, use_errno=True)
 PROT_NONE = 0
 UNTOUCHED = 0x7FC0_DEAD  # a NaN that no arithmetic makes
 
@@ -36,8 +37,16 @@ class Region:
         self.untouched = torch.full((pages * PAGE // 4,), UNTOUCHED, dtype=torch.int32).view(
             torch.uint8)
         for guard in (self.floats.data_ptr() - PAGE, self.floats.data_ptr() + pages * PAGE):
-            if LIBC.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(PAGE), PROT_NONE):
-                raise OSError(ctypes.get_errno(), "mprotect failed")
+            _unmap(guard)
+
+
+def _unmap(page: int) -> None:
+    """Make a page one that kills who touches it; not on Windows, where only writes are noticed."""
+    if os.name == "nt":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), PROT_NONE):
+        raise OSError(ctypes.get_errno(), "mprotect failed")
 
 
 class Buffer:
@@ -49,7 +58,8 @@ class Buffer:
         self.first = values.numel() - count if side == "end" else 0
         self.last = self.first + count
         self.values = values[self.first:self.last]
-        self.address = values.data_ptr() + dtype.itemsize * self.first
+        start = values.data_ptr() + dtype.itemsize * self.first
+        self.address = Place.of(start, start, dtype.itemsize * count)  # for checked code
         region.bytes.copy_(region.untouched)
 
     def around_untouched(self) -> bool:
@@ -97,11 +107,13 @@ WORDS = ("x", "weight", "bias", "residual", "y", "scratch", "mask")  # what a ke
 
 
 def launch_guarded(kernel: Any, given: dict[str, torch.Tensor | None], made: dict[str, int],
-                   n: int, threads_: int, side: str) -> dict[str, torch.Tensor]:
+                   n: int, threads_: int, side: str,
+                   images: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """What a kernel makes, as so many values, of what it is given and may not change."""
     sources = {name: source for name, source in given.items() if source is not None}
     counts = {name: source.numel() for name, source in sources.items()} | made
-    dtypes = {name: torch.uint8 if name == "mask" else torch.float32 for name in made} | {
+    made_of = {"mask": torch.uint8, "y": images}
+    dtypes = {name: made_of.get(name, torch.float32) for name in made} | {
         name: source.dtype for name, source in sources.items()}
     with ARENA.buffers(counts.values(), side, [dtypes[name] for name in counts]) as held:
         buffers = dict(zip(counts, held))
@@ -127,15 +139,27 @@ def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
+@contextmanager
+def swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Something else under a name, for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 class GuardedMemory:
     """Memory for a program's call that ends, or begins, at a page that cannot be touched."""
 
     def __init__(self) -> None:
         self.taken = 0
 
-    def empty(self, floats: int) -> torch.Tensor:
+    def empty(self, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         self.taken += 1
-        region = Region(max(1, -(-4 * floats // PAGE)))
-        region.floats.fill_(float("nan"))
-        start = region.floats.numel() - floats if self.taken % 2 and floats % 16 == 0 else 0
-        return region.floats[start:start + floats]
+        size = count * dtype.itemsize
+        region = Region(max(1, -(-size // PAGE)))
+        whole = region.floats.fill_(float("nan")).view(torch.uint8)
+        start = whole.numel() - size if self.taken % 2 and size % 64 == 0 else 0
+        return whole[start:start + size].view(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ..model.captured import all_captured
+from ..model.optimize import optimize
+from ..runtime import program
+from .guarded import GuardedMemory, swapped
+from .judged import Mismatch
 
 ACTIVATIONS: list[Callable[[Tensor], Tensor]] = [
     F.relu, F.silu, torch.sigmoid, F.gelu, F.hardswish, torch.tanh, F.leaky_relu]
@@ -38,7 +45,7 @@ class Net(nn.Module):
         torch.manual_seed(seed)
         self.shape = (rng.choice((1, 1, 2)), rng.choice((3, 4)), rng.randint(5, 24),
                       rng.randint(5, 24))
-        shapes = [self.shape]
+        shapes: list[tuple[int, ...]] = [self.shape]
         self.ops = nn.ModuleList()
         with torch.no_grad():
             values = [torch.randn(self.shape)]
@@ -196,3 +203,45 @@ def up(rng, place, shape, shapes):
 KINDS = [conv, conv, conv, conv, depthwise, norm, activation, arithmetic, arithmetic, scaled,
          excited, cat, cat, sliced, sliced, pooled, resized, centred, totals, totals,
          halves, by_torch, in_place, up]
+
+
+# judging one
+
+SLACK, TIMES = 1e-4, 20  # of a result's size, and of the error that torch makes in float32
+
+
+def judged(seed: int) -> tuple[float, bool]:
+    """The share of its bound that a network's error takes, between unmapped pages; and whether it
+    ran as a program."""
+    net = Net(seed).eval()
+    model, exact = optimize(net), copy.deepcopy(net).double()
+    with torch.inference_mode():
+        for _ in range(2):
+            model(torch.randn(net.shape))
+        bound = programs_of(model)
+        x = torch.randn(net.shape)
+        with swapped(program, "memory", GuardedMemory()):
+            found = model(x)
+        plain, expected = net(x), exact(x.double())
+    if [a.shape for a in _leaves(found)] != [b.shape for b in _leaves(plain)]:
+        raise Mismatch(f"network {seed}: other shapes than torch's")
+    error, limit = _off(found, expected), SLACK + TIMES * _off(plain, expected)
+    if not error <= limit:  # also where it is NaN
+        raise Mismatch(f"network {seed}: error is {error:.3e}, needs at most {limit:.3e}")
+    return error / limit, bool(bound)
+
+
+def programs_of(model: nn.Module) -> list[Any]:
+    return [bound.program for captured in all_captured(model)
+            for captures in captured.captures.values()
+            for capture in captures for bound in capture.programs.bound]
+
+
+def _leaves(found: Any) -> list[Tensor]:
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def _off(found: Any, expected: Any) -> float:
+    """The largest error, relative to the result's size."""
+    return max(((a - b).norm() / max(float(b.norm()), 1e-3)).item()
+               for a, b in zip(_leaves(found), _leaves(expected), strict=True))

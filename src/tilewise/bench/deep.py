@@ -1,0 +1,166 @@
+"""`tilewise selftest --deep`: random problems, networks and filters, as many as one likes.
+
+The work is cut into shards: a part, an ISA row and a seed. Each runs in a process of its own, so
+that code which ends its process is told, too. What is done is in the result file, and is not done
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.errors import TilewiseError
+from ..core.files import write_atomically
+from ..core.isa import available
+from ..core.progress import Tell, silent
+from .results import Result
+
+PROBLEMS = 100  # of each algorithm in a shard; most share their code with others
+NETWORKS, FILTERS, FORMATS = 20, 60, 3  # of a shard; types and sizes that filters share
+LIMIT = 1800  # seconds of a shard
+KIND = "deep"
+
+
+class Shard(NamedTuple):
+    """What one process does."""
+
+    part: str
+    row: str
+    seed: int
+
+
+def shards(parts: list[str], rows: list[str], seeds: range) -> Iterator[Shard]:
+    for name, known in (("part", (parts, list(PARTS))), ("row", (rows, rows_here()))):
+        unknown = [one for one in known[0] if one not in known[1]]
+        if unknown:
+            raise TilewiseError(f"{name} is {unknown[0]!r}, needs one of {', '.join(known[1])}")
+    return (Shard(part, row, seed) for seed in seeds for row in rows for part in parts)
+
+
+def rows_here() -> list[str]:
+    """ISA rows that this machine can run."""
+    return [row.name for row in available() if row.name != "scalar"]
+
+
+def run(wanted: list[Shard], path: Path, processes: int, checked: bool, command: str,
+        machine: dict[str, Any], tell: Tell = silent) -> Result:
+    """All shards that the file has not; it is written after each."""
+    result = Result.load(path) if path.exists() else Result(
+        KIND, command, date.today().isoformat(), machine, {"checked": checked}, [])
+    if (result.kind, result.settings.get("checked")) != (KIND, checked):
+        raise TilewiseError(f"{path} is of kind {result.kind!r} with {result.settings}, needs "
+                            f"{KIND!r} with checked={checked}; name another file")
+    done = {Shard(row["part"], row["row"], row["seed"]) for row in result.rows}
+    left = [shard for shard in wanted if shard not in done]
+    with ThreadPoolExecutor(processes) as pool:
+        running = [pool.submit(apart, shard, checked) for shard in left]
+        for number, ended in enumerate(as_completed(running)):
+            result.rows.append(ended.result())
+            write_atomically(path, (json.dumps(asdict(result), indent=1) + "\n").encode())
+            tell("testing", number, len(left))
+    return result
+
+
+def apart(shard: Shard, checked: bool) -> dict[str, Any]:
+    """A shard in a process of its own."""
+    environment = {**os.environ, "TILEWISE_ISA": shard.row, "OMP_WAIT_POLICY": "passive",
+                   "TILEWISE_CHECK": str(int(checked))}
+    start = time.monotonic()
+    try:
+        ended = subprocess.run([sys.executable, "-m", __name__, *map(str, shard)],
+                               capture_output=True, text=True, env=environment, timeout=LIMIT)
+        lines = ended.stdout.splitlines()
+        found = json.loads(lines[-1]) if ended.returncode == 0 else _empty(
+            f"{shard} ended with {ended.returncode}: {ended.stderr[-1000:]}")
+    except subprocess.TimeoutExpired:
+        found = _empty(f"{shard} took more than {LIMIT} s")
+    return {**shard._asdict(), **found, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _empty(wrong: str) -> dict[str, Any]:
+    return {"ran": {}, "worst": {}, "wrong": [wrong]}
+
+
+class Found:
+    """Counts and the worst share of a bound, by name."""
+
+    def __init__(self) -> None:
+        self.ran: dict[str, int] = {}
+        self.worst: dict[str, float] = {}
+        self.wrong: list[str] = []
+
+    def add(self, name: str, share: float, count: int = 1) -> None:
+        self.ran[name] = self.ran.get(name, 0) + count
+        self.worst[name] = max(self.worst.get(name, 0.0), share)
+
+
+def _problems(shard: Shard, found: Found) -> None:
+    from ..core.target import Target
+    from .selftest import able_on, tried
+
+    t = Target.host(isa=shard.row, threads=2)
+    for algorithm in able_on(t):
+        one = tried(algorithm.name, t, PROBLEMS, math.inf, f" on {shard.row}, {shard.seed}")
+        if one.ran:
+            found.add(algorithm.name, one.worst, one.ran[algorithm.name])
+        found.wrong += one.wrong
+
+
+def _networks(shard: Shard, found: Found) -> None:
+    from .networks import judged
+
+    for seed in range(NETWORKS * shard.seed, NETWORKS * (shard.seed + 1)):
+        try:
+            share, bound = judged(seed)
+            found.add("networks" if bound else "networks without a program", share)
+        except Exception as problem:
+            found.wrong.append(f"network {seed} on {shard.row}: {problem!r}")
+
+
+def _filters(shard: Shard, found: Found) -> None:
+    from .filter_cases import checked, random_case, random_format, released
+
+    rng = random.Random(f"filters on {shard.row}, {shard.seed}")
+    for _ in range(FORMATS):
+        format_ = random_format(rng)
+        for number in range(FILTERS // FORMATS):
+            with released():
+                case = random_case(rng, format_, largest=100)
+                try:
+                    found.add(*checked(case, side="start" if number % 2 else "end"))
+                except Exception as problem:
+                    found.wrong.append(f"{case.text} on {shard.row}, {shard.seed}: {problem!r}")
+
+
+PARTS: dict[str, Callable[[Shard, Found], None]] = {
+    "problems": _problems, "networks": _networks, "filters": _filters}
+
+
+def totals(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """By part and name: how many ran on each row, and the worst share of a bound on any."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        for name, count in row["ran"].items():
+            one = found.setdefault((row["part"], name), {"ran": {}, "worst": 0.0})
+            one["ran"][row["row"]] = one["ran"].get(row["row"], 0) + count
+            one["worst"] = max(one["worst"], row["worst"][name])
+    return found
+
+
+if __name__ == "__main__":
+    mine = Shard(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    told = Found()
+    PARTS[mine.part](mine, told)
+    print(json.dumps(told.__dict__))

@@ -1,0 +1,60 @@
+"""Shards of random tests: run in processes of their own, and only once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewise.bench import deep
+from tilewise.bench.deep import Shard, run, shards, totals
+from tilewise.core.errors import TilewiseError
+
+MACHINE = {"processor": "any"}
+FILTERS = Shard("filters", "generic", 3)
+
+
+def ran(wanted: list[Shard], path: Path, checked: bool = False) -> Any:
+    return run(wanted, path, 2, checked, "tilewise selftest", MACHINE)
+
+
+@pytest.mark.skipif("generic" not in deep.rows_here(), reason="not an x86 processor")
+def test_a_shard_is_run_once_and_a_crash_is_told(tmp_path: Path) -> None:
+    path, broken = tmp_path / "deep.json", Shard("nothing", "generic", 0)
+    first = ran([FILTERS, broken], path)
+    found = {row["part"]: row for row in first.rows}
+    assert not found["filters"]["wrong"]
+    assert sum(found["filters"]["ran"].values()) == deep.FILTERS
+    assert all(0 <= share <= 1 for share in found["filters"]["worst"].values())
+    assert "KeyError" in found["nothing"]["wrong"][0]
+    before = path.stat().st_mtime_ns
+    assert ran([broken, FILTERS], path).rows == first.rows
+    assert path.stat().st_mtime_ns == before
+    with pytest.raises(TilewiseError, match="name another file"):
+        ran([FILTERS], path, checked=True)
+
+
+def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    text = json.dumps({"kind": "bench", "command": "", "date": "", "machine": {}, "settings": {},
+                       "rows": [], "plans": [], "format": 1})
+    path.write_text(text)
+    with pytest.raises(TilewiseError, match="is of kind 'bench'"):
+        ran([FILTERS], path)
+    assert path.read_text() == text
+
+
+def test_seeds_rows_and_parts_make_shards() -> None:
+    row = deep.rows_here()[0]
+    assert list(shards(["filters", "networks"], [row], range(2))) == [
+        ("filters", row, 0), ("networks", row, 0), ("filters", row, 1), ("networks", row, 1)]
+    with pytest.raises(TilewiseError, match="part is 'graphs', needs one of problems"):
+        shards(["graphs"], [row], range(1))
+
+
+def test_totals_add_counts_and_keep_the_worst() -> None:
+    rows = [{"part": "problems", "row": row, "ran": {"a": 2}, "worst": {"a": worst}}
+            for row, worst in (("avx2", 0.25), ("avx2", 0.5), ("generic", 0.125))]
+    assert totals(rows) == {("problems", "a"): {"ran": {"avx2": 4, "generic": 2}, "worst": 0.5}}
