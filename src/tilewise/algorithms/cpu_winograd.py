@@ -25,7 +25,8 @@ LATE = 3  # roundings of such weights, which others have but one of
 SAFE = 2.3  # with the power below, fitted: admits F(4x4, 3x3), measured at 2.2 of torch's error
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 NEAR = 40.0  # and from the second
-USED = 288 << 10  # bytes of weights that are transformed at a time
+OTHERS = 2.5  # and from where another core has just written them
+FEW = 64  # tiles, at most, for weights to be transformed while they are used
 MET = 3  # sizes of tiles that are compared in full
 
 
@@ -204,18 +205,16 @@ class Work:
                        self.weight_bytes)
 
     def filters(self) -> float:
-        """Weights as they are pass once a chunk; V is read by every block of output channels."""
+        """Weights as they are pass once a chunk; every thread reads V, which all have made."""
         p, t, s = self.p, self.t, self.s
-        passes = math.ceil(self.k_vectors / s.vectors)
-        live = self.block * self.positions * (self.v_bytes + 4.0 * t.lanes * s.vectors) + USED
-        moved = self.tiles * self.positions * self.v_bytes * passes / (
-            NEAR if live < t.l2 else self.far)
+        moved = t.threads * self.tiles * self.positions * self.v_bytes
         (down, _), (across, _) = operations(s.tile_h, p.r), operations(s.tile_w, p.s)
         late = 0.5 * (p.s * down + self.n_h * across) + 1.5 * self.positions
         late *= self.blocks * self.c_vectors * t.lanes * self.k_vectors
-        cycles = self.transforms() + 1.04 * self.products() + late + 0.5 * moved
+        cycles = self.transforms() + self.products() + late + moved / OTHERS
         weights = 4.0 * p.r * p.s * self.c_vectors * self.k_vectors * t.lanes ** 2
-        return seconds(t, cycles, p.image_bytes, passes, 2 * self.blocks, weights)
+        tasks = math.ceil(self.k_vectors / s.vectors)
+        return seconds(t, cycles, p.image_bytes, tasks, 2 * self.blocks, weights)
 
 
 @lru_cache(maxsize=64)
@@ -243,9 +242,9 @@ def chosen(p: Problem, t: Target, likely: Callable[..., list[Schedule]],
     common = t.on_two
 
     def outline(size: tuple[int, int]) -> float:
-        """By two schedules that differ most."""
-        few = likely(p, common, *size, (2,))
-        return min(cost(common, few[0]), cost(common, few[-1]))
+        """By schedules that differ most."""
+        first, *_, last_but_one, last = likely(p, common, *size, (2,))
+        return min(cost(common, s) for s in (first, last_but_one, last))
 
     sizes = sorted(tile_sizes(p), key=outline)[:MET]
     best = min((s for size in sizes for s in likely(p, common, *size, (2,))),
@@ -283,12 +282,13 @@ def _likely(p: Problem, t: Target, tile_h: int, tile_w: int,
             widths: tuple[int, ...]) -> list[Schedule]:
     tiles = tiles_of(p, tile_h, tile_w)
     streaming = p.k % t.lanes == 0 and streams(p, t)
+    few = ((FILTERS, FEW),) if tiles <= FEW else ()
     found = []
     for vectors in sorted({min(width, math.ceil(p.k / t.lanes)) for width in widths}):
         rows = max(r for r in ROWS if fits(t, r, vectors))
         for order, wanted in (("channels", 28), ("channels", 56), ("positions", 28),
                               ("positions", 56), ("positions", 112), ("shared", 200),
-                              ("shared", 400)):
+                              ("shared", 400), *few):
             rows_, groups = _even(max(1, tiles), wanted, rows)
             parts = k_parts(p, t, vectors) if order == "shared" else 1
             found.append(Schedule(tile_h=tile_h, tile_w=tile_w, order=order, rows=rows_,
