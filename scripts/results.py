@@ -96,6 +96,9 @@ MADE = {
     "ray_killed": Made(
         "python benchmarks/ray_killed.py --images 2000 --kills 10 -o ray_killed.json",
         "python benchmarks/ray_killed.py --images 400 --kills 1 -o ray_killed.json"),
+    "ray_overhead": Made(
+        "python benchmarks/ray_overhead.py --images 20000 --rounds 2 -o ray_overhead.json",
+        "python benchmarks/ray_overhead.py --images 1000 --rounds 1 -o ray_overhead.json"),
     "stress": Made(
         "python benchmarks/stress.py -o stress.json",
         "python benchmarks/stress.py --forks 20 --threads 8 --processes 3 -o stress.json"),
