@@ -85,6 +85,8 @@ MADE = {
                        "python scripts/emulate_debian.py resnet18 -o arm_debian.json"),
     "checked_faults": Made("python scripts/prove_checks.py -o checked_faults.json",
                            "python scripts/prove_checks.py --faults 2 -o checked_faults.json"),
+    "faults": Made("python scripts/prove_faults.py -o faults.json",
+                   "python scripts/prove_faults.py --kills 12 --files 45 -o faults.json"),
     "deep": Made("tilewise selftest --deep --seeds 0:1 -o deep.json",
                  "tilewise selftest --deep --seeds 0:1 --part filters --row generic -o deep.json"),
     "torch_versions": Made("python scripts/try_torch.py -o torch_versions.json",

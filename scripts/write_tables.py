@@ -390,6 +390,30 @@ def _checked_faults(result: dict[str, Any]) -> list[str]:
                         f"{len(settings['false_alarms'])} false alarms."]
 
 
+def _faults(result: dict[str, Any]) -> list[str]:
+    """Kills, hostile files and scarce resources."""
+    rows = result["rows"]
+    parts = {part: [row for row in rows if row["part"] == part]
+             for part in ("kills", "files", "limits")}
+    columns = {"kills": ("kills", "timed", "aimed", "unreadable", "lost", "wrong", "hung"),
+               "files": ("files", "used", "refused", "wrong", "hung", "executed")}
+    heads = {"kills": "| work | kills | at a random time | before a change of a file | unreadable "
+                      "afterwards | lost | wrong later | hung |",
+             "files": "| file | hostile ones | used | refused | wrong | hung | executed |"}
+    lines = []
+    for part, names in columns.items():
+        lines += [heads[part], "|---|" + "--:|" * len(names)]
+        lines += [f"| {row['what']} | {' | '.join(f'{row[name]:,}' for name in names)} |"
+                  for row in parts[part]]
+        sums = [sum(row[name] for row in parts[part]) for name in names]
+        lines += [f"| **all** | {' | '.join(f'**{number:,}**' for number in sums)} |", ""]
+    lines += ["| work where something is scarce | ended | faults |", "|---|---|--:|"]
+    lines += [f"| {row['what']} | {row['ended']} | {len(row.get('faults', []))} |"
+              for row in parts["limits"]]
+    return [*lines, "", f"{sum(len(row.get('faults', [])) for row in rows)} faults in all; "
+                        f"{result['settings']['seconds']:,} s."]
+
+
 def _arm_debian(result: dict[str, Any]) -> list[str]:
     lines = ["| in an emulated Debian for arm64 | passed | seconds |", "|---|---|--:|"]
     lines += [f"| {row['told']} | {_passed(row)} | {row['seconds']} |" for row in result["rows"]]
@@ -455,7 +479,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "images-equal": _images_equal, "images-large": _images_large, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
     "arm": _arm, "arm-debian": _arm_debian, "bfloat16": _bfloat16,
-    "checked-faults": _checked_faults, "claims": _claims, "deep": _deep,
+    "checked-faults": _checked_faults, "faults": _faults, "claims": _claims, "deep": _deep,
     "training-seeds": _training_seeds, "training-blocks": _training_blocks}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.pages import ROOT
+from support.pages import ROOT, script
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 yaml = pytest.importorskip("yaml")
@@ -44,6 +44,23 @@ def test_a_release_passes_what_a_change_must_pass_and_needs_no_password() -> Non
     assert jobs["publish"]["needs"] == "build"
     assert jobs["publish"]["permissions"]["id-token"] == "write"
     assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text()
+
+
+def test_a_tag_of_another_version_is_not_released() -> None:
+    tags, version = script("check_tag"), project()["version"]
+    assert set(tags.versions().values()) == {version}
+    assert not tags.complaints(f"v{version}")
+    assert len(tags.complaints("v9.9.9")) == len(tags.complaints(version)) == len(tags.PLACES)
+    steps = [step.get("run", "") for step in workflow("release")["jobs"]["build"]["steps"]]
+    assert 'python scripts/check_tag.py "$GITHUB_REF_NAME"' in steps
+
+
+def test_every_tool_of_a_release_has_its_version_fixed() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    fixed = {line.partition("==")[0] for line in lines}
+    steps = [step.get("run", "") for step in workflow("release")["jobs"]["build"]["steps"]]
+    tools = next(step for step in steps if step.startswith("pip install")).split()[4:]
+    assert {"build", "hatchling", "twine"} == set(tools) <= fixed
 
 
 def test_reports_ask_for_the_doctor() -> None:

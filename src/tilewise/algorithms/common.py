@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.activations import ACTIVATIONS
-from ..core.algorithm import Algorithm
+from ..core.algorithm import Algorithm, certain_error
 from ..core.isa import ISA_ROWS, NATIVE, widens
 from ..core.problem import DTYPES, Problem
 from ..core.schedule import Schedule
@@ -19,6 +19,7 @@ class CpuAlgorithm(Algorithm):
     """An algorithm whose kernel is a module of kernels/cpu/conv with a `Geometry` and a `make`."""
 
     fuses = frozenset({"bias", "residual", *ACTIVATIONS})
+    products: int = 0  # of parts that stand for one; 0: floats are multiplied as they are
     more: tuple[int, ...] = ()  # what its kernel is told besides problem and schedule
 
     def kernel(self) -> Any:
@@ -28,6 +29,9 @@ class CpuAlgorithm(Algorithm):
     def seen_by_kernel(self, p: Problem) -> Problem:
         """The problem in the kernel's terms."""
         return p
+
+    def certain(self, p: Problem, t: Target, s: Schedule) -> float:
+        return certain_error(p.terms, self.products, self.bits, p.dtype)
 
     def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
         return int(self._geometry(p, t, s).scratch_bytes(t.threads))

@@ -112,6 +112,9 @@ class CpuPhases(Algorithm):
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         return max(a.error(phase.problem, t, s_) for phase, a, s_ in self._parts(p, s))
 
+    def certain(self, p: Problem, t: Target, s: Schedule) -> float:
+        return max(a.certain(phase.problem, t, s_) for phase, a, s_ in self._parts(p, s))
+
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         total = sum(a.cost(phase.problem, t, s_) for phase, a, s_ in self._parts(p, s))
         return total if covers(p) else total + CALL + traffic(t, p.input_bytes)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import EPS32, accumulation_error, storing_error
+from ..core.algorithm import EPS32, accumulation_error, certain_error, storing_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
-from ..kernels.winograd_math import Matrix, error_growth, matrices
+from ..kernels.winograd_math import Matrix, amplification, error_growth, matrices
 from .common import CpuAlgorithm, cpu_f32_forward, fits, streams
 
 MOST_TAPS = 7
@@ -53,6 +53,9 @@ class CpuWinograd(CpuAlgorithm):
         grown = growth(s.tile_h, p.r) * growth(s.tile_w, p.s)
         late = LATE * EPS32 if s.order == FILTERS else 0.0
         return grown * (accumulation_error(p.c) + late) + storing_error(p.dtype)
+
+    def certain(self, p: Problem, t: Target, s: Any) -> float:
+        return certain_in_domain(p, s, p.c, self.products, p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
@@ -215,6 +218,13 @@ class Work:
         weights = 4.0 * p.r * p.s * self.c_vectors * self.k_vectors * t.lanes ** 2
         tasks = math.ceil(self.k_vectors / s.vectors)
         return seconds(t, cycles, p.image_bytes, tasks, 2 * self.blocks, weights)
+
+
+def certain_in_domain(p: Problem, s: Any, terms: int, products: int, dtype: str = "f32") -> float:
+    """As `certain`: sums of so many terms, and transforms that add up a tile on both sides."""
+    sides = s.tile_h + p.r + s.tile_w + p.s
+    grown = amplification(matrices(s.tile_h, p.r)) * amplification(matrices(s.tile_w, p.s))
+    return float(grown) * certain_error(terms + 4 * sides, products) + storing_error(dtype)
 
 
 @lru_cache(maxsize=64)

@@ -19,6 +19,7 @@ from .cpu_winograd import (
     SIZES,
     CpuWinograd,
     Work,
+    certain_in_domain,
     chosen,
     growth,
     is_legal,
@@ -62,6 +63,9 @@ class CpuWinogradMatrix(MatrixAlgorithm):
     def error(self, p: Problem, t: Target, s: Any) -> float:
         error = accumulation_error(p.c) + split_error(self.products, p.c)
         return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * error
+
+    def certain(self, p: Problem, t: Target, s: Any) -> float:
+        return certain_in_domain(p, s, p.c, self.products)
 
     def space(self, p: Problem, t: Target) -> Space:
         return Space(lambda s: is_legal(p, t, s), tile_h=SIZES, tile_w=SIZES, order=ORDERS,

@@ -13,7 +13,16 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from .common import CpuAlgorithm, cpu_f32_weight, fits
-from .cpu_winograd import FAR, NEAR, dense, growth, operations, stride_one, tile_sizes
+from .cpu_winograd import (
+    FAR,
+    NEAR,
+    certain_in_domain,
+    dense,
+    growth,
+    operations,
+    stride_one,
+    tile_sizes,
+)
 
 SIZES = (1, 2, 3, 4, 5, 6)
 SHARE = 64 << 20  # bytes of images that stay in the last cache
@@ -45,6 +54,9 @@ class CpuWinogradWeight(CpuAlgorithm):
         tiles = p.n * tiles_of(p, s)
         depth = math.sqrt(s.tiles) + math.sqrt(tiles / s.tiles)
         return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * EPS32 * (2 + depth)
+
+    def certain(self, p: Problem, t: Target, s: Any) -> float:
+        return certain_in_domain(p, s, p.n * tiles_of(p, s), self.products)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:

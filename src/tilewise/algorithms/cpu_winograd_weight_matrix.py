@@ -12,7 +12,7 @@ from ..core.schedule import Schedule, Space
 from ..core.target import Target
 from ..kernels.matrix import SIDE
 from .common import cpu_f32_weight
-from .cpu_winograd import dense, growth, stride_one, tile_sizes
+from .cpu_winograd import certain_in_domain, dense, growth, stride_one, tile_sizes
 from .cpu_winograd_weight import BLOCKS, ORDERS, PARTS, SIZES, is_legal, near_cost, tiles_of
 from .matrix import MatrixAlgorithm
 from .matrix_outer import GAIN, TILES, block_cycles, width
@@ -40,6 +40,9 @@ class CpuWinogradWeightMatrix(MatrixAlgorithm):
         depth = math.sqrt(s.tiles) + math.sqrt(tiles / s.tiles)
         error = EPS32 * (2 + depth) + split_error(self.products, max(1, tiles))
         return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * error
+
+    def certain(self, p: Problem, t: Target, s: Any) -> float:
+        return certain_in_domain(p, s, p.n * tiles_of(p, s), self.products)
 
     def space(self, p: Problem, t: Target) -> Space:
         return Space(lambda s: is_legal(p, t, s), tile_h=SIZES, tile_w=SIZES, order=ORDERS,

@@ -25,7 +25,7 @@ from ..core.errors import TilewiseError
 from ..core.files import write_atomically
 from ..core.isa import available
 from ..core.progress import Tell, silent
-from .results import Result
+from .results import Result, understood
 
 PROBLEMS = 100  # of each algorithm in a shard; most share their code with others
 NETWORKS, FILTERS, FORMATS = 20, 60, 3  # of a shard; types and sizes that filters share
@@ -62,7 +62,8 @@ def run(wanted: list[Shard], path: Path, processes: int, checked: bool, command:
     if (result.kind, result.settings.get("checked")) != (KIND, checked):
         raise TilewiseError(f"{path} is of kind {result.kind!r} with {result.settings}, needs "
                             f"{KIND!r} with checked={checked}; name another file")
-    done = {Shard(row["part"], row["row"], row["seed"]) for row in result.rows}
+    with understood(path):
+        done = {Shard(row["part"], row["row"], row["seed"]) for row in result.rows}
     left = [shard for shard in wanted if shard not in done]
     with ThreadPoolExecutor(processes) as pool:
         running = [pool.submit(apart, shard, checked) for shard in left]

@@ -50,10 +50,12 @@ class Operands:
 
 
 def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Operands:
-    """Random "integers", small enough for exact float32 sums, or normal "floats"."""
+    """Random "integers", small enough for exact float32 sums, normal "floats", or ADVERSE ones."""
     rng = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
+        if kind in ADVERSE:
+            return ADVERSE[kind](shape, rng)
         if kind == "integers":
             return torch.randint(-4, 5, shape, generator=rng, dtype=torch.float32)
         return torch.randn(shape, generator=rng)
@@ -71,6 +73,34 @@ def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Op
         channels(p, draw),
         draw(*(inside if p.direction == "backward_data" else outside)).to(
             STORED.get(p.dtype, torch.float32)).float() if p.epilogue.residual else None)
+
+
+def _alike(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
+    """One value everywhere: all sums round in the same way."""
+    return (1 + torch.rand((), generator=rng)).expand(shape).clone()
+
+
+def _one_sign(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
+    return torch.rand(shape, generator=rng) + 0.5
+
+
+def _cancelling(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
+    """Neighbours that differ in sign, and in little else."""
+    signs = 1.0 - 2.0 * (torch.arange(math.prod(shape)) % 2).view(shape)
+    return signs * (1 + 1e-3 * torch.randn(shape, generator=rng))
+
+
+def _wide(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
+    """Magnitudes from a millionth to a million."""
+    return torch.randn(shape, generator=rng) * 2.0 ** torch.randint(-20, 21, shape, generator=rng)
+
+
+# data that a bound for independent errors need not hold for
+ADVERSE: dict[str, Callable[[tuple[int, ...], torch.Generator], torch.Tensor]] = {
+    "alike": _alike, "one sign": _one_sign, "cancelling": _cancelling, "wide": _wide,
+    "tiny": lambda shape, rng: 1e-16 * torch.randn(shape, generator=rng),
+    "huge": lambda shape, rng: 1e15 * torch.randn(shape, generator=rng)}
+UNDERFLOW = 2.0 ** -110  # what denormal numbers that count as zero can add up to
 
 
 def channels(p: Problem, draw: Callable[[int], torch.Tensor]) -> torch.Tensor | None:
@@ -164,6 +194,37 @@ def compare(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str,
     if not error <= bound:  # also where it is NaN
         raise Mismatch(f"error on {kind} is {error:.3e}, declared is {bound:.3e}")
     return error / bound
+
+
+def reach(p: Problem, o: Operands) -> torch.Tensor:
+    """How large a result can be: the largest input times the magnitudes of what it meets."""
+    x, weight = o.x.double().abs(), o.weight.double().abs()
+    if p.direction == "backward_weight":
+        return x.amax() * weight.sum((0, 2, 3))[:, None, None, None]
+    if p.direction == "backward_data":
+        sums = weight.unflatten(0, (p.groups, p.group_k)).sum((1, 3, 4)).flatten()
+    else:
+        sums = weight.sum((1, 2, 3))
+    added = sum(float(one.nan_to_num().abs().max()) for one in (o.bias, o.residual)
+                if one is not None)
+    return x.amax((1, 2, 3))[:, None, None, None] * sums[:, None, None] + added
+
+
+def compare_any(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str,
+                y: torch.Tensor, expected: torch.Tensor, reach: torch.Tensor) -> float:
+    """Every result within the bound that holds for all data; the share that the worst takes."""
+    if not y.numel():
+        return 0.0
+    limit = algorithm.certain(p, t, s) * reach + UNDERFLOW
+    share = float(((y.double() - expected).abs() / limit).max())
+    if not share <= 1:  # also where it is NaN
+        raise Mismatch(f"error on {kind} is {share:.3f} of what is certain")
+    return share
+
+
+def suits_any(p: Problem) -> bool:
+    """Whether what follows the sum makes no error larger, so that any data can be judged."""
+    return keeps_integers(p) and not p.epilogue.has_slopes and p.dtype == "f32"
 
 
 def keeps_integers(p: Problem) -> bool:

@@ -207,7 +207,7 @@ KINDS = [conv, conv, conv, conv, depthwise, norm, activation, arithmetic, arithm
 
 # judging one
 
-SLACK, TIMES = 1e-4, 20  # of a result's size, and of the error that torch makes in float32
+SLACK, TIMES = 4e-6, 10  # of a result's size, and of the error that torch makes in float32
 
 
 def judged(seed: int) -> tuple[float, bool]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import TilewiseError
+from ..core.errors import TilewiseError, cut
+from ..core.files import read_json
 
 FORMAT = 1
 
@@ -49,22 +51,45 @@ class Result:
     @staticmethod
     def load(path: Path) -> Result:
         try:
-            data = json.loads(path.read_text())
+            data = read_json(path)
             if data["format"] != FORMAT:
                 raise ValueError(f"format is {data['format']}, needs {FORMAT}")
-            return Result(**data)
+            return _typed(Result(**data))
         except FileNotFoundError:
             raise TilewiseError(f"{path} does not exist; tilewise bench ... -o FILE makes one, and "
                                 "so does tilewise ladder") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TilewiseError(f"{path} is not a result file of tilewise: {error}") from error
+            raise TilewiseError(f"{path} is not a result file of tilewise: {cut(str(error))}"
+                                ) from error
 
-    def of(self, *kinds: str) -> Result:
+    def of(self, *kinds: str, path: Path | None = None) -> Result:
         """Itself; complains if it is of another kind."""
         if self.kind not in kinds:
-            raise TilewiseError(f"a result file is of {self.kind} ({self.command}), needs one of "
-                                f"{' or '.join(kinds)}")
+            raise TilewiseError(f"{path or 'a result file'} is of {cut(self.kind)} "
+                                f"({cut(self.command)}), needs one of {' or '.join(kinds)}")
         return self
+
+
+def _typed(result: Result) -> Result:
+    """Itself; complains if a part of it is of another type."""
+    texts, tables = (result.kind, result.command, result.date), (result.machine, result.settings)
+    lists = (result.rows, result.plans)
+    if not (all(isinstance(text, str) for text in texts)
+            and all(isinstance(one, list) for one in lists)
+            and all(isinstance(one, dict) for one in (*tables, *result.rows, *result.plans))):
+        raise TypeError("a part of it is of another type")
+    return result
+
+
+@contextmanager
+def understood(*paths: Path) -> Iterator[None]:
+    """Rows of files are used: complains of what they lack, since anybody may have written them."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError,
+            RecursionError) as problem:
+        raise TilewiseError(f"{' or '.join(map(str, paths))} is not as tilewise wrote it: "
+                            f"{cut(repr(problem))}") from problem
 
 
 @dataclass(frozen=True)

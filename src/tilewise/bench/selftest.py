@@ -32,7 +32,19 @@ from ..core.target import Target
 from ..planner.planner import inner_problem
 from .drawn import random_linear, random_phased, random_problem, random_schedule
 from .guarded import launch_guarded
-from .judged import Operands, compare, exact, laid_out, operands, prepare, spread
+from .judged import (
+    ADVERSE,
+    Operands,
+    compare,
+    compare_any,
+    exact,
+    laid_out,
+    operands,
+    prepare,
+    reach,
+    spread,
+    suits_any,
+)
 
 PROBLEMS = 500  # of an algorithm
 SHARED = 25  # batch sizes, and then image sizes, that share the code of a weight
@@ -215,8 +227,17 @@ def _code(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> set[str]:
 
 
 def _check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int) -> float:
-    """The share of its bound that a result's error takes; integers and floats take turns."""
+    """The share of its bound that a result's error takes; integers, floats and adverse data take
+    turns."""
     kind = "floats" if seed % 2 else "integers"
+    if seed % 4 == 3 and suits_any(p):
+        kind = list(ADVERSE)[seed // 4 % len(ADVERSE)]
+    return judged(algorithm, p, t, s, kind, seed)
+
+
+def judged(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str,
+           seed: int) -> float:
+    """The same with data of a kind."""
     o = operands(p, kind, seed)
     inner = inner_problem(algorithm, p)
     prepared = prepare(algorithm, p, t, s, o.weight)
@@ -226,6 +247,8 @@ def _check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int) 
         y = y.view(a, b, c, d)
     else:
         y = y.view(a, c, d, b).permute(0, 3, 1, 2)
+    if kind in ADVERSE:
+        return compare_any(algorithm, inner, t, s, kind, y, exact(p, o), reach(p, o) if p.n else y)
     return compare(algorithm, inner, t, s, kind, y, exact(p, o), spread(p, o))
 
 

@@ -106,7 +106,8 @@ def restored(forms: list[Any], model: nn.Module, memory: Mapped) -> list[tuple[A
             name = _as_tuple(form["name"])
             hash(name)  # a TypeError, if it cannot be a key
             found.append((name, values[-1], *map(source, form["sources"])))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError,
+            RecursionError) as problem:
         raise Refused(f"the manifest has a prepared weight that cannot be: {problem!r}") from None
     return found
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..conv.checks import check_module
 from ..conv.running import ENGINE
-from ..core.errors import TilewiseError
+from ..core.errors import TilewiseError, cut
 from ..core.target import Target
 from ..kernels.cpu.emit import jit
 from ..model.optimize import optimize
@@ -63,7 +63,8 @@ def load(directory: str | PathLike[str], model: nn.Module | Callable[[], nn.Modu
             else:
                 _check_weights(made, manifest)
             _use(made, manifest, folder, hashed)
-    except Refused as reason:
+    except Refused as refusal:
+        reason = cut(str(refusal))
         if made is None:
             raise TilewiseError(f"bundle {directory} cannot be used: {reason}. A model that a "
                                 "function makes has no weights without it") from None
@@ -93,7 +94,7 @@ def _use(model: nn.Module, manifest: Manifest, folder: Folder, hashed: dict[str,
     facts, place = manifest.rows[row], {kind: name.format(row) for kind, name in ROW.items()}
     code = folder.verified(place["objects"], manifest.file(place["objects"]))
     objects = dict(_objects(facts["objects"], code))
-    text = folder.verified(place["plans"], manifest.file(place["plans"])).decode()
+    text = folder.verified(place["plans"], manifest.file(place["plans"])).decode(errors="replace")
     plans = Decided(dict(ENGINE.planner.decided.versions))
     plans.read(text, folder.path / place["plans"])
     prepared = hashed.get(place["prepared"]) or folder.mapped(

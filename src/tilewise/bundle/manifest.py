@@ -100,7 +100,8 @@ def read(folder: Folder, digest: str | None) -> Manifest:
         manifest = Manifest(dict(data["versions"]), files, dict(data["parameters"]),
                             dict(data["rows"]))
         for row in manifest.rows.values():
-            dict(row["objects"]), list(row["forms"])
+            if not isinstance(row["objects"], dict) or not isinstance(row["forms"], list):
+                raise TypeError("a row without objects and forms")
         known = all(row in ISA for row in manifest.rows)
         right = data["state"] == state_digest(manifest.parameters)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:

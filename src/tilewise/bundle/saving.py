@@ -8,7 +8,8 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ from torch import nn
 
 from ..conv.checks import arguments_of, check_module
 from ..core.errors import TilewiseError
+from ..core.files import held
 from ..core.isa import available
+from ..core.platforms import HERE
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from .files import MANIFEST, PARAMETERS, Writer, bytes_of, hashes, stated
@@ -70,13 +73,25 @@ def save(model: nn.Module, examples: Any, directory: str | PathLike[str], *,
     place, rows = Path(directory).resolve(), _rows(isas)
     _check(model, arguments, place)
     place.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-    try:
+    with _workplace(place) as work:
         found = _written(work, model, arguments, rows, effort, max_error, tell)
         _publish(work, place)
         return found._replace(path=place)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _workplace(place: Path) -> Iterator[Path]:
+    """A directory beside a bundle, for what is not whole yet; those of killed processes go."""
+    prefix = f".{place.name}."
+    with ExitStack() as until_saved:
+        with held(place.parent):  # between the next two steps it is nobody's
+            for left in [path for path in place.parent.iterdir() if path.name.startswith(prefix)]:
+                with suppress(OSError), held(left, wait=False):
+                    shutil.rmtree(left, ignore_errors=True)
+            work = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
+            until_saved.callback(shutil.rmtree, work, ignore_errors=True)
+            until_saved.enter_context(held(work))
+        yield work
 
 
 def _rows(isas: Sequence[str]) -> list[str]:
@@ -164,6 +179,8 @@ def _publish(work: Path, place: Path) -> None:
     for file in work.iterdir():
         file.chmod(0o644)
     work.chmod(0o755)
+    if HERE.exchange(work, place):  # a process that is killed leaves one of the two
+        return
     if place.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         os.replace(place, old)

@@ -39,6 +39,12 @@ class Mapped:
 
     def tensor(self, data: Any) -> Tensor:
         """The tensor that a manifest describes; refused if it is not inside of the file."""
+        try:
+            return self._tensor(data)
+        except (KeyError, TypeError, RuntimeError, OverflowError) as problem:  # torch's are three
+            raise Refused(f"the manifest has a tensor that cannot be: {problem!r}") from None
+
+    def _tensor(self, data: Any) -> Tensor:
         shape, stride, offset = _whole(data["shape"]), _whole(data["stride"]), data["offset"]
         dtype = DTYPES.get(data["dtype"])
         if dtype is None or len(shape) != len(stride) or not isinstance(offset, int):

@@ -87,6 +87,9 @@ def run(arguments: list[str]) -> int:
     except TilewiseError as error:
         errors.print(str(error), style="red", markup=False, soft_wrap=True)
         return next((code for kind, code in CODES.items() if isinstance(error, kind)), USAGE)
+    except OSError as error:  # a full disk, a directory that cannot be written
+        errors.print(str(error), style="red", markup=False, soft_wrap=True)
+        return NO
     except KeyboardInterrupt:
         return 130
     return code if isinstance(code, int) else OK

@@ -131,10 +131,12 @@ def compare(
     """Compare two result files. The exit code is 1 if a subject became slower relative to torch."""
     from dataclasses import asdict
 
-    from ..bench.results import Result
+    from ..bench.results import Result, understood
     from ..bench.results import compare as changes
 
-    found = changes(Result.load(old).of("bench"), Result.load(new).of("bench"), threshold)
+    both = [Result.load(path).of("bench", path=path) for path in (old, new)]
+    with understood(old, new):
+        found = changes(both[0], both[1], threshold)
     if json:
         print_json([asdict(change) for change in found])
     else:

@@ -21,12 +21,14 @@ def report(
 ) -> None:
     """Make one HTML file, which needs no network, from result files."""
     from ..bench.report import check_renderer, html, write_pngs
-    from ..bench.results import Result
+    from ..bench.results import Result, understood
 
-    found = {path.stem: Result.load(path).of("bench", "ladder") for path in results}
+    found = {path.stem: Result.load(path).of("bench", "ladder", path=path) for path in results}
     if png is not None:
         check_renderer()  # before the old page is overwritten
-    output.write_text(html(list(found.values())), encoding="utf-8")
+    with understood(*results):
+        page = html(list(found.values()))
+    output.write_text(page, encoding="utf-8", errors="replace")
     pictures = write_pngs(found, png) if png is not None else []
     if json:
         print_json({"page": str(output), "bytes": output.stat().st_size,

@@ -39,6 +39,7 @@ def selftest(deep: Deep = False, seeds: Seeds = "0:1", part: Parts = None, row: 
         return
     from ..bench import deep as work
     from ..bench.machine import facts
+    from ..bench.results import understood
     from ..core.cores import cores
 
     wanted = list(work.shards(part or list(work.PARTS), row or work.rows_here(), _range(seeds)))
@@ -46,12 +47,13 @@ def selftest(deep: Deep = False, seeds: Seeds = "0:1", part: Parts = None, row: 
     command = " ".join(["tilewise", *words])
     with progress("testing") as tell:
         found = work.run(wanted, output, cores(), check, command, facts(count, limits=False), tell)
-    wrong = [text for one in found.rows for text in one["wrong"]]
-    if json:
-        print_json({"totals": {" ".join(key): value
-                               for key, value in work.totals(found.rows).items()}, "wrong": wrong})
-    else:
-        _print(found.rows, wrong)
+    with understood(output):
+        wrong = [text for one in found.rows for text in one["wrong"]]
+        if json:
+            print_json({"totals": {" ".join(key): value for key, value
+                                   in work.totals(found.rows).items()}, "wrong": wrong})
+        else:
+            _print(found.rows, wrong)
     if wrong:
         raise typer.Exit(NO)
 

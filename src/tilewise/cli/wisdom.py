@@ -96,7 +96,8 @@ def _verdict(name: str, entry: Any) -> str:
     name = name.partition(WITHIN)[0]
     text, _, machine = name.partition(" on ")
     threads = machine.split(" ")[0].rpartition(":t")[2]
-    target = Target.host(threads=int(threads) if threads.isdigit() else torch.get_num_threads())
+    is_number = threads.isdecimal() and len(threads) < 6
+    target = Target.host(threads=int(threads) if is_number else torch.get_num_threads())
     try:
         problem = Problem.parse(text)
         algorithm = ENGINE.planner.algorithm(entry.algorithm)

@@ -64,6 +64,11 @@ class Algorithm:
         added = parsed(step)[0].error if step else 0.0
         return (self.error if held else self.error_as_set)(p, t, s) + added
 
+    def certain(self, p: Problem, t: Target, s: Schedule) -> float:
+        """Bound on the error of every result, whatever the data, as a share of its reach: the
+        largest magnitude of the input times the sum of those that it is multiplied with."""
+        raise NotImplementedError
+
     def space(self, p: Problem, t: Target) -> Space:
         """Every legal schedule."""
         return Space()
@@ -113,6 +118,17 @@ def accumulation_error(terms: int, dtype: str = "f32") -> float:
     stored = {"f32": 0.0, "f64": 0.0, "f16": 2.0 ** -10, "bf16": 2.0 ** -7}[dtype]
     unit = 2.0 ** -53 if dtype == "f64" else EPS32
     return stored + unit * (2.0 + math.sqrt(terms))
+
+
+def certain_error(roundings: int, products: int = 0, bits: int = 24, dtype: str = "f32") -> float:
+    """Bound on what a sum errs if all of its roundings go the same way, as a share of the sum of
+    the terms' magnitudes. Some more are for what follows the sum.
+
+    Parts leave out as much as they may; an operand may keep fewer leading bits.
+    """
+    left_out = {0: 0.0, 1: 2.1 * 2.0 ** -8, 3: 3.1 * 2.0 ** -16, 6: 6.0 * 2.0 ** -24}[products]
+    kept = 2.0 ** -bits if bits < 24 and not products else 0.0
+    return EPS32 * (roundings * max(1, products) + 8) + left_out + kept + storing_error(dtype)
 
 
 def storing_error(dtype: str) -> float:

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+LONGEST = 500  # characters of what a message quotes
+
+
+def cut(text: str) -> str:
+    """A text that may come from anybody, short enough for a message.
+
+    >>> cut("a" * 1000)[-9:]
+    'aaaaa ...'
+    """
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
 
 class TilewiseError(Exception):
     """Base of every error tilewise raises on purpose.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from .platforms import HERE
 
@@ -61,6 +63,26 @@ def read_private(path: Path, or_roots: bool = False) -> bytes:
         os.close(descriptor)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """To read a file that somebody named; OSError for pipes and devices, which may never end."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+                         | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_json(path: Path) -> Any:
+    """What a file says that may be anybody's; OSError, or ValueError if it is no JSON."""
+    with open_regular(path) as file:
+        content = file.read()
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def write_atomically(path: Path, content: bytes | memoryview, durable: bool = False) -> None:
     """Readers see the old file or the new one; raises OSError where the disk refuses.
 
@@ -83,10 +105,25 @@ def write_atomically(path: Path, content: bytes | memoryview, durable: bool = Fa
             temporary.unlink()
 
 
-def remove_leftovers(path: Path) -> None:
-    """Files that killed writers of `path` left beside it; not while another may be writing."""
-    for leftover in path.parent.glob(f"{path.name}.*.*.tmp"):
-        leftover.unlink(missing_ok=True)
+def remove_leftovers(directory: Path, name: str) -> None:
+    """What killed writers of files of a name, or pattern, left; not while another may write."""
+    for leftover in directory.glob(f"{name}.*.*.tmp"):
+        with contextlib.suppress(OSError):  # it is in nobody's way
+            leftover.unlink()
+
+
+@contextlib.contextmanager
+def held(directory: Path, wait: bool = True) -> Iterator[None]:
+    """A directory as a lock, which leaves no file; BlockingIOError as in `locked`."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no directories
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        HERE.lock(descriptor, wait)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from .files import cache_directory, locked, read_private, write_atomically
+from .files import cache_directory, locked, read_private, remove_leftovers, write_atomically
 from .platforms import HERE
 
 FILE = "limits.json"
@@ -51,6 +51,7 @@ def keep(isa: str, threads: int, limits: Limits) -> bool:
         return False
     try:
         with locked(path):
+            remove_leftovers(path.parent, path.name)
             found, name = _read(), _name(isa, threads)
             best = limits.better(_limits(found.get(name)))
             found[name] = {"hertz": best.hertz, "copied": best.copied}

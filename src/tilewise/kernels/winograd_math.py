@@ -116,6 +116,18 @@ def transpose(matrix: Matrix) -> Matrix:
     return tuple(zip(*matrix))
 
 
+def amplification(row: Transform) -> Fraction:
+    """How much larger than a direct sum's the magnitudes of all that F(m, r) adds can be: for
+    inputs of magnitude one, and the worst tap and output.
+
+    >>> amplification(matrices(1, 3)), amplification(matrices(2, 3))
+    (Fraction(1, 1), Fraction(4, 1))
+    """
+    inputs = [sum(map(abs, line)) for line in row.BT]
+    return max(sum((abs(out[i] * row.G[i][tap]) * inputs[i] for i in range(row.n)), ZERO)
+               for out in row.AT for tap in range(row.r))
+
+
 def error_growth(row: Transform, column: Transform) -> float:
     """How much larger errors are than those of a direct sum, for which it is 1.
 

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.files import NotPrivate, cache_directory, locked, read_private, write_atomically
+from ..core.files import (
+    NotPrivate,
+    cache_directory,
+    locked,
+    read_private,
+    remove_leftovers,
+    write_atomically,
+)
 from ..core.plan import Plan
 from ..core.platforms import HERE
 from ..core.problem import Problem
@@ -140,6 +147,7 @@ class Wisdom:
     def save(self, path: Path) -> None:
         """Add the entries to a file, whatever other processes add meanwhile."""
         with locked(path):
+            remove_leftovers(path.parent, path.name)
             joined = Wisdom(dict(self.versions))
             joined.load(path)
             joined.merge(self)

@@ -25,8 +25,8 @@ from ..bundle.forms import named_tensors
 from ..bundle.loading import without_values
 from ..bundle.tensors import name_of
 from ..core.cores import cores
-from ..core.errors import NotInstalled, TilewiseError
-from ..core.files import write_atomically
+from ..core.errors import NotInstalled, TilewiseError, cut
+from ..core.files import read_json, remove_leftovers, write_atomically
 from ..core.progress import Tell, silent
 from .images import Form, decoded
 from .predictor import Predictor
@@ -199,8 +199,10 @@ def _identity(job: Job, known: list[Part], rows: int) -> dict[str, str]:
 
 def _check_identity(place: Path, own: dict[str, str]) -> None:
     path = place / "job.json"
+    for name in (path.name, "part-*.parquet"):
+        remove_leftovers(place, name)
     if path.exists():
-        begun = json.loads(path.read_text())
+        begun = _begun(path)
         other = [name for name, digest in own.items() if begun.get(name) != digest]
         if other:
             raise TilewiseError(f"{place} has the results of another job (other "
@@ -209,6 +211,17 @@ def _check_identity(place: Path, own: dict[str, str]) -> None:
     if place.exists() and any(place.iterdir()):
         raise TilewiseError(f"{place} is not empty: name another directory")
     write_atomically(path, json.dumps(own, indent=1).encode())
+
+
+def _begun(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except (OSError, ValueError) as problem:
+        raise TilewiseError(f"{path} cannot be read ({cut(str(problem))}): name another directory"
+                            ) from problem
+    if not isinstance(found, dict):
+        raise TilewiseError(f"{path} is not that of a job: name another directory")
+    return found
 
 
 def _joined(failed: list[tuple[str, str]]) -> str:

@@ -57,6 +57,7 @@ class Average:
     def restore(self, state: dict[str, object]) -> None:
         self.steps = int(str(state["steps"]))
         values = state["values"]
-        assert isinstance(values, dict)
+        if not isinstance(values, dict) or values.keys() != self.values.keys():
+            raise TypeError("averages of another model")
         for name, value in values.items():
             self.values[name].copy_(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,23 @@ def build(settings: Settings, classes: int) -> nn.Module:
     """The network with the first weights of a seed, the same for every engine."""
     torch.manual_seed(settings.seed)
     return MODELS[settings.model](classes=classes)
+
+
+def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """What an optimizer was; raises ValueError for what this one could not have been."""
+    wanted, found = optimizer.state_dict()["param_groups"], state["param_groups"]
+    if [_fixed(group) for group in found] != [_fixed(group) for group in wanted]:
+        raise ValueError("settings of another optimizer")
+    optimizer.load_state_dict(state)
+    for weight, parts in optimizer.state.items():
+        for value in parts.values():
+            if value is not None and (value.shape != weight.shape or value.is_sparse):
+                raise ValueError("the momentum of another weight")
+
+
+def _fixed(group: dict[str, Any]) -> dict[str, Any]:
+    """All but the learning rate, which steps change."""
+    return {name: value for name, value in group.items() if name not in ("lr", "initial_lr")}
 
 
 class ChannelsLast(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.errors import TilewiseError
+from ..core.files import open_regular
 
 BYTES = 8  # the code of unsigned bytes, the only type these sets use
 
@@ -45,17 +47,16 @@ def load(directory: Path, name: str) -> Tensor:
     if path is None:
         raise TilewiseError(f"{directory} has no {name} and no {name}.gz, needs one of them")
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return _parse(content)
-    except (OSError, EOFError, ValueError) as problem:
+        with open_regular(path) as file:
+            return _parse(gzip.open(file).read() if path.suffix == ".gz" else file.read())
+    except (OSError, EOFError, ValueError, zlib.error) as problem:
         raise TilewiseError(f"{path} cannot be read: {problem}") from problem
 
 
 def _parse(content: bytes) -> Tensor:
-    zeros, kind, dimensions = content[:2], content[2], content[3]
-    if zeros != b"\0\0" or kind != BYTES:
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != BYTES:
         raise ValueError("not an idx file of unsigned bytes")
-    start = 4 + 4 * dimensions
+    start = 4 + 4 * content[3]
     shape = np.frombuffer(content[4:start], dtype=">u4").astype(int)
     data = np.frombuffer(content, dtype=np.uint8, offset=start)
     return torch.from_numpy(data.reshape(shape).copy())

@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,9 @@ class Run:
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self.history: dict[str, list[Any]] = {"losses": [], "epochs": []}
         state = ranks.from_first(checkpoint.load(directory) if ranks.first else None)
+        if state is not None:
+            with checkpoint.understood(directory):
+                checkpoint.check(state)
         self.plans = self._planned(state)
         self.model = engines.build(settings, images.train.classes)
         self.runner = engines.runner(settings, self.model)
@@ -87,7 +90,8 @@ class Run:
         self.average = Average(self.model, settings.average) if settings.average else None
         torch.manual_seed(settings.seed + 1 + ranks.rank)  # of dropout
         if state is not None:
-            self._restore(state)
+            with checkpoint.understood(directory):
+                self._restore(state)
         self.steps = settings.epochs * len(self._batches())
 
     def to_the_end(self) -> dict[str, Any]:
@@ -178,7 +182,8 @@ class Run:
                 plans.sizes(self.count, s.batch, world),
                 plans.sizes(len(self.images.test.labels), s.batch, world), self.progress.doing)
         text = self.ranks.from_first(text)
-        adopt(text)
+        with checkpoint.understood(self.directory) if same else nullcontext():
+            adopt(text)
         return str(text)
 
     # checkpoints
@@ -198,7 +203,7 @@ class Run:
     def _restore(self, state: dict[str, Any]) -> None:
         self._check(state)
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        engines.restore(self.optimizer, state["optimizer"])
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.history = state["history"]
         if self.average is not None:

@@ -82,6 +82,10 @@ class Platform:
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
+    def exchange(self, one: Path, other: Path) -> bool:
+        """Each under the name of the other, at once; False where the system cannot."""
+        return False
+
     def sync_directory(self, path: Path) -> None:
         """A rename itself is on the disk only when the directory is."""
         descriptor = os.open(path, os.O_RDONLY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ ARM = ("aarch64", "arm64", "ARM64")  # names that systems give one kind of machi
 CPU = "sys/devices/system/cpu/cpu0"
 PAGES = "sys/kernel/mm/transparent_hugepage"
 HUGE_PAGE = 2 << 20  # with pages of 4 KiB; with larger ones it is too large for most blocks
+_HERE, _EXCHANGE = -100, 2  # of renameat2: paths from the working directory, a flag
 _HWCAPS, _VECTOR_LENGTH = (16, 26), 51  # words of getauxval, a call of prctl
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # of the system call
 # flags of 64-bit Arm by the word that has them and their bit
@@ -63,6 +65,13 @@ class Linux(Platform):
         if hasattr(mmap, "MADV_HUGEPAGE") and size > 0:
             with suppress(OSError):  # a kernel without huge pages
                 region.madvise(mmap.MADV_HUGEPAGE, start, size)
+
+    def exchange(self, one: Path, other: Path) -> bool:
+        try:
+            rename = ctypes.CDLL(None).renameat2
+        except (OSError, AttributeError):  # an old libc
+            return False
+        return int(rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)) == 0
 
     def lacks(self, machine: str) -> list[str]:
         return []

@@ -63,9 +63,17 @@ class Code:
 
 
 def _linked_by_llvm(image: bytes, names: tuple[str, ...]) -> Any:
-    from .compiler import Linked
+    return _compiler().Linked(image, names, _lock)
 
-    return Linked(image, names, _lock)
+
+def _compiler() -> Any:
+    """LLVM, which takes about 150 MB."""
+    try:
+        from . import compiler
+    except OSError as problem:  # llvmlite says that a file may be missing
+        raise TilewiseError(f"LLVM cannot be loaded: there is too little memory (ulimit -v), or "
+                            f"llvmlite is not whole: {problem}") from problem
+    return compiler
 
 
 def load(make: Callable[[Isa], Module], key: str, isa: Isa, *names: str,
@@ -132,16 +140,14 @@ def _linked(image: bytes, digest: str, names: tuple[str, ...]) -> Code:
 
 def compile_object(module: Module, triple: str = "") -> bytes:
     """Machine code of a module as an object file; for this machine, or one that LLVM names so."""
-    from . import compiler
-
-    return compiler.compile_object(module, triple)
+    image: bytes = _compiler().compile_object(module, triple)
+    return image
 
 
 def assembly(module: Module, triple: str = "") -> str:
     """Machine code of a module as text, for tests and for people."""
-    from . import compiler
-
-    return compiler.assembly(module, triple)
+    text: str = _compiler().assembly(module, triple)
+    return text
 
 
 @lru_cache(maxsize=8)
