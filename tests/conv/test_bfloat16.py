@@ -16,6 +16,7 @@ import tilewise
 from tilewise.conv.linear import linear
 from tilewise.conv.running import ENGINE
 from tilewise.core.plan import Plan
+from tilewise.model.dynamo import rewrite
 from tilewise.runtime import pools, resampling, turning
 from tilewise.runtime.concatenation import concatenated
 from tilewise.runtime.pointwise import pointwise
@@ -232,3 +233,37 @@ def test_models(dtype: torch.dtype) -> None:
         assert found.dtype == dtype
         assert error(found, want) <= 1.1 * error(torchs, want)
     assert "2 of them by torch" in text or "1 of them by torch" in text
+
+
+class Added(nn.Module):
+    """A sum that is written to a convolution's result, or a new one."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.conv, self.in_place = nn.Conv2d(8, 8, 3, padding=1), in_place
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        y = torch.conv2d(x, self.conv.weight, self.conv.bias, padding=1)
+        if self.in_place:
+            y = y.add_(other)
+            return torch.relu(y)
+        return torch.relu(y + other)
+
+
+@types
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_sum_has_torchs_type(in_place: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Added(in_place).eval().to(dtype), draw(1, 8, 9, 9, dtype=dtype)
+    graph = torch.fx.symbolic_trace(model)
+    rewrite(graph)
+    with torch.no_grad():
+        for other in (x.float(), x.double(), x):
+            want = model(x, other)
+            for run in (tilewise.optimize(model), graph):
+                found = run(x, other)
+                assert found.dtype == want.dtype
+                assert error(found, want.double()) < 2 * STORED[dtype]
+        if in_place:  # which cannot grow
+            with pytest.raises(RuntimeError):
+                tilewise.optimize(model)(x, torch.ones(4, 8, 9, 9))
