@@ -267,3 +267,56 @@ def test_a_sum_has_torchs_type(in_place: bool, dtype: torch.dtype) -> None:
         if in_place:  # which cannot grow
             with pytest.raises(RuntimeError):
                 tilewise.optimize(model)(x, torch.ones(4, 8, 9, 9))
+
+
+NORMS = {
+    "layer": lambda: nn.LayerNorm(24), "group": lambda: nn.GroupNorm(6, 24),
+    "instance": lambda: nn.InstanceNorm2d(24, affine=True),
+    "batch": lambda: nn.BatchNorm2d(24)}
+
+
+class Normed(nn.Module):
+    """A norm that no convolution does, between two."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.norm, self.is_layer = NORMS[name](), name == "layer"
+        self.first, self.last = nn.Conv2d(8, 24, 3, padding=1), nn.Conv2d(24, 8, 1)
+        for parameter in self.norm.parameters():
+            nn.init.uniform_(parameter, 0.5, 1.5)
+        if name == "batch":
+            self.norm.running_mean.uniform_(-1, 1)
+            self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.first(x))
+        if self.is_layer:
+            y = self.norm(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        else:
+            y = F.relu(self.norm(y))
+        return self.last(y)
+
+
+@types
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_models_are_ours(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Normed(name).eval().to(dtype)
+    x, ours = draw(2, 8, 17, 15, dtype=dtype), tilewise.optimize(copy.deepcopy(model))
+    with torch.inference_mode():
+        want, theirs = copy.deepcopy(model).double()(x.double()), model(x)
+        for _ in range(3):
+            found = ours(x)
+        text = str(tilewise.profile(ours, x))
+        assert found.dtype == dtype
+        assert error(found, want) <= 1.1 * error(theirs, want)
+        assert "by torch" not in text or "0 of them by torch" in text, text
+        for value in (math.inf, math.nan):
+            y = x.clone()
+            y[0, 3, 5, 6] = value
+            assert torch.equal(ours(y).isfinite(), model(y).isfinite())
+    for parameter in ours.norm.parameters():  # a change counts in the next call
+        parameter.data.view(-1)[-1] += 4
+    with torch.inference_mode():
+        want = copy.deepcopy(ours).double()(x.double())
+        assert error(ours(x), want) <= 4 * STORED[dtype]

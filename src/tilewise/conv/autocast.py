@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..runtime.types import HALVES, element_of
-from ..runtime.weights import made
+from ..runtime.weights import kept_as
 from .again import is_unwatched
 from .calls import Call, wants_gradient
 
@@ -34,14 +31,8 @@ def cast(call: Call) -> Call | None:
     if not ours or not all(t is None or _is_cast(t) for t in tensors) or (
             not is_unwatched(*call.tensors)):
         return None
-    weight, bias = (t if t is None or t.dtype == dtype else _kept(t, dtype) for t in tensors[1:])
+    # kept, a weight is prepared once
+    weight, bias = (t if t is None or t.dtype == dtype
+                    else t.to(dtype) if wants_gradient(t) else kept_as(t, dtype)
+                    for t in tensors[1:])
     return call._replace(x=call.x.to(dtype), weight=weight, bias=bias)
-
-
-def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same tensor in every call, as long as the weight does not change: it is prepared once."""
-    if wants_gradient(weight):
-        return weight.to(dtype)
-    source: Any = weakref.ref(weight)
-    found: Tensor = made(("cast", str(dtype)), lambda: source().detach().to(dtype), weight).value
-    return found
