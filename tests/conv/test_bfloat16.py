@@ -124,6 +124,30 @@ def test_gradients(dtype: torch.dtype) -> None:
 
 
 @types
+@pytest.mark.parametrize("weight, options", [
+    ((24, 16, 3, 3), {"padding": 1}), ((24, 16, 3, 3), {"stride": 2}), ((24, 16, 1, 1), {}),
+    ((16, 1, 3, 3), {"padding": 1, "groups": 16})], ids=str)
+def test_gradients_of_weights_are_ours_and_rounded_once(
+        weight: tuple[int, ...], options: dict[str, Any], dtype: torch.dtype) -> None:
+    x, w = draw(4, 16, 28, 28, dtype=dtype), draw(*weight, dtype=dtype)
+    grads = {}
+    for to in (dtype, torch.float64):
+        a, b = x.to(to), w.detach().to(to).requires_grad_()
+        y = (tilewise.conv2d if to == dtype else F.conv2d)(a, b, **options)
+        given = draw(*y.shape, dtype=dtype).to(to)
+        y.backward(given)
+        grads[to] = b.grad
+    assert error(grads[dtype], grads[torch.float64]) < STORED[dtype]
+    y = tilewise.conv2d(x, w.requires_grad_(), **options)
+    plans = ran(lambda: y.backward(torch.ones_like(y)))
+    assert [(p.algorithm[:4], p.problem.dtype) for p in plans] == [("cpu_", element_of(dtype))]
+    x[0, 3, 5, 6] = math.nan  # reaches the filters of a channel, and no others
+    found, want = (torch.autograd.grad(run(x, w, **options).sum(), w)[0].isnan()
+                   for run in (tilewise.conv2d, F.conv2d))
+    assert torch.equal(found.flatten(2).any(2), want.flatten(2).any(2))
+
+
+@types
 @pytest.mark.parametrize("shape, stride", [((24, 16, 2, 2), 2), ((24, 16, 4, 4), 2),
                                            ((24, 16, 3, 3), 1)])
 def test_transposed(shape: tuple[int, ...], stride: int, dtype: torch.dtype) -> None:
