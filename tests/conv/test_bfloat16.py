@@ -344,3 +344,58 @@ def test_norms_of_models_are_ours(name: str, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         want = copy.deepcopy(ours).double()(x.double())
         assert error(ours(x), want) <= 4 * STORED[dtype]
+
+
+# volumes
+
+
+def volumes(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight = (draw(1, 16, 6, 20, 20, dtype=dtype), draw(32, 16, 3, 3, 3, dtype=dtype))
+    return (x.contiguous(memory_format=torch.channels_last_3d), weight / 20, draw(32, dtype=dtype))
+
+
+@types
+def test_volumes_are_rounded_once(dtype: torch.dtype) -> None:
+    x, weight, bias = volumes(dtype)
+    residual = torch.randn(1, 32, 6, 20, 20).to(dtype)
+    found = []
+    plans = ran(lambda: found.append(tilewise.conv3d(
+        x, weight, bias, padding=1, residual=residual, activation="relu")))
+    want = F.relu(F.conv3d(x.double(), weight.double(), bias.double(), padding=1)
+                  + residual.double())
+    assert found[0].dtype == dtype
+    assert found[0].is_contiguous(memory_format=torch.channels_last_3d)
+    assert error(found[0], want) < STORED[dtype]
+    assert {plan.algorithm[:4] for plan in plans} == {"cpu_"}
+    weight[-1, -1, -1, -1, -1] += 40  # what was widened is widened again
+    y, want = tilewise.conv3d(x, weight), F.conv3d(x.double(), weight.double())
+    assert error(y, want) < STORED[dtype]
+    x[0, 3, 2, 5, 6] = math.inf
+    y, want = tilewise.conv3d(x, weight), F.conv3d(x, weight)
+    assert torch.equal(y.isfinite(), want.isfinite())
+
+
+def test_gradients_of_volumes() -> None:
+    grads, dtype = [], TYPES[0]
+    for run, to in ((tilewise.conv3d, dtype), (F.conv3d, torch.float64)):
+        given = [t.detach().to(to).requires_grad_() for t in volumes(dtype)]
+        y = run(*given, padding=1)
+        grads.append(torch.autograd.grad(y, given, torch.ones_like(y)))
+    for ours, exact in zip(*grads, strict=True):
+        assert ours.dtype == dtype
+        assert error(ours, exact) < 1.1 * STORED[dtype]
+
+
+def test_models_of_volumes() -> None:
+    torch.manual_seed(0)
+    dtype = TYPES[0]
+    model = nn.Sequential(nn.Conv3d(8, 24, 3, padding=1), nn.BatchNorm3d(24), nn.ReLU(),
+                          nn.GroupNorm(4, 24), nn.Conv3d(24, 16, 3, padding=1)).eval().to(dtype)
+    ours = tilewise.optimize(copy.deepcopy(model))
+    with torch.inference_mode():
+        for seed in range(4):
+            x = draw(1, 8, 6, 20, 20, dtype=dtype, seed=seed)
+            want, theirs = copy.deepcopy(model).double()(x.double()), model(x)
+            found = ours(x)
+            assert found.dtype == dtype
+            assert error(found, want) <= 1.1 * error(theirs, want)
