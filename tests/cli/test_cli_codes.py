@@ -87,6 +87,7 @@ WRONG = [
     ["wisdom", "show", "nowhere.json"], ["wisdom", "check", "nowhere.json"],
     ["wisdom", "merge", "all.json", "nowhere.json"], ["wisdom", "import", "nowhere.json"],
     ["wisdom", "export", "no/such/directory/file.json"],
+    ["wisdom", "ship", "nowhere.json"], ["wisdom", "ship", "-d", "no/such/directory"],
 ]
 
 

@@ -16,6 +16,7 @@ import tilewise
 from tilewise.conv.linear import linear
 from tilewise.conv.running import ENGINE
 from tilewise.core.plan import Plan
+from tilewise.model.dynamo import rewrite
 from tilewise.runtime import pools, resampling, turning
 from tilewise.runtime.concatenation import concatenated
 from tilewise.runtime.pointwise import pointwise
@@ -120,6 +121,30 @@ def test_gradients(dtype: torch.dtype) -> None:
     for ours, exact in zip(found, want, strict=True):
         assert ours.dtype == dtype
         assert error(ours, exact) < 4 * STORED[dtype]
+
+
+@types
+@pytest.mark.parametrize("weight, options", [
+    ((24, 16, 3, 3), {"padding": 1}), ((24, 16, 3, 3), {"stride": 2}), ((24, 16, 1, 1), {}),
+    ((16, 1, 3, 3), {"padding": 1, "groups": 16})], ids=str)
+def test_gradients_of_weights_are_ours_and_rounded_once(
+        weight: tuple[int, ...], options: dict[str, Any], dtype: torch.dtype) -> None:
+    x, w = draw(4, 16, 28, 28, dtype=dtype), draw(*weight, dtype=dtype)
+    grads = {}
+    for to in (dtype, torch.float64):
+        a, b = x.to(to), w.detach().to(to).requires_grad_()
+        y = (tilewise.conv2d if to == dtype else F.conv2d)(a, b, **options)
+        given = draw(*y.shape, dtype=dtype).to(to)
+        y.backward(given)
+        grads[to] = b.grad
+    assert error(grads[dtype], grads[torch.float64]) < STORED[dtype]
+    y = tilewise.conv2d(x, w.requires_grad_(), **options)
+    plans = ran(lambda: y.backward(torch.ones_like(y)))
+    assert [(p.algorithm[:4], p.problem.dtype) for p in plans] == [("cpu_", element_of(dtype))]
+    x[0, 3, 5, 6] = math.nan  # reaches the filters of a channel, and no others
+    found, want = (torch.autograd.grad(run(x, w, **options).sum(), w)[0].isnan()
+                   for run in (tilewise.conv2d, F.conv2d))
+    assert torch.equal(found.flatten(2).any(2), want.flatten(2).any(2))
 
 
 @types
@@ -232,3 +257,145 @@ def test_models(dtype: torch.dtype) -> None:
         assert found.dtype == dtype
         assert error(found, want) <= 1.1 * error(torchs, want)
     assert "2 of them by torch" in text or "1 of them by torch" in text
+
+
+class Added(nn.Module):
+    """A sum that is written to a convolution's result, or a new one."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.conv, self.in_place = nn.Conv2d(8, 8, 3, padding=1), in_place
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        y = torch.conv2d(x, self.conv.weight, self.conv.bias, padding=1)
+        if self.in_place:
+            y = y.add_(other)
+            return torch.relu(y)
+        return torch.relu(y + other)
+
+
+@types
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_sum_has_torchs_type(in_place: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Added(in_place).eval().to(dtype), draw(1, 8, 9, 9, dtype=dtype)
+    graph = torch.fx.symbolic_trace(model)
+    rewrite(graph)
+    with torch.no_grad():
+        for other in (x.float(), x.double(), x):
+            want = model(x, other)
+            for run in (tilewise.optimize(model), graph):
+                found = run(x, other)
+                assert found.dtype == want.dtype
+                assert error(found, want.double()) < 2 * STORED[dtype]
+        if in_place:  # which cannot grow
+            with pytest.raises(RuntimeError):
+                tilewise.optimize(model)(x, torch.ones(4, 8, 9, 9))
+
+
+NORMS = {
+    "layer": lambda: nn.LayerNorm(24), "group": lambda: nn.GroupNorm(6, 24),
+    "instance": lambda: nn.InstanceNorm2d(24, affine=True),
+    "batch": lambda: nn.BatchNorm2d(24)}
+
+
+class Normed(nn.Module):
+    """A norm that no convolution does, between two."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.norm, self.is_layer = NORMS[name](), name == "layer"
+        self.first, self.last = nn.Conv2d(8, 24, 3, padding=1), nn.Conv2d(24, 8, 1)
+        for parameter in self.norm.parameters():
+            nn.init.uniform_(parameter, 0.5, 1.5)
+        if name == "batch":
+            self.norm.running_mean.uniform_(-1, 1)
+            self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.first(x))
+        if self.is_layer:
+            y = self.norm(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        else:
+            y = F.relu(self.norm(y))
+        return self.last(y)
+
+
+@types
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_models_are_ours(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Normed(name).eval().to(dtype)
+    x, ours = draw(2, 8, 17, 15, dtype=dtype), tilewise.optimize(copy.deepcopy(model))
+    with torch.inference_mode():
+        want, theirs = copy.deepcopy(model).double()(x.double()), model(x)
+        for _ in range(3):
+            found = ours(x)
+        text = str(tilewise.profile(ours, x))
+        assert found.dtype == dtype
+        assert error(found, want) <= 1.1 * error(theirs, want)
+        assert "by torch" not in text or "0 of them by torch" in text, text
+        for value in (math.inf, math.nan):
+            y = x.clone()
+            y[0, 3, 5, 6] = value
+            assert torch.equal(ours(y).isfinite(), model(y).isfinite())
+    for parameter in ours.norm.parameters():  # a change counts in the next call
+        parameter.data.view(-1)[-1] += 4
+    with torch.inference_mode():
+        want = copy.deepcopy(ours).double()(x.double())
+        assert error(ours(x), want) <= 4 * STORED[dtype]
+
+
+# volumes
+
+
+def volumes(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight = (draw(1, 16, 6, 20, 20, dtype=dtype), draw(32, 16, 3, 3, 3, dtype=dtype))
+    return (x.contiguous(memory_format=torch.channels_last_3d), weight / 20, draw(32, dtype=dtype))
+
+
+@types
+def test_volumes_are_rounded_once(dtype: torch.dtype) -> None:
+    x, weight, bias = volumes(dtype)
+    residual = torch.randn(1, 32, 6, 20, 20).to(dtype)
+    found = []
+    plans = ran(lambda: found.append(tilewise.conv3d(
+        x, weight, bias, padding=1, residual=residual, activation="relu")))
+    want = F.relu(F.conv3d(x.double(), weight.double(), bias.double(), padding=1)
+                  + residual.double())
+    assert found[0].dtype == dtype
+    assert found[0].is_contiguous(memory_format=torch.channels_last_3d)
+    assert error(found[0], want) < STORED[dtype]
+    assert {plan.algorithm[:4] for plan in plans} == {"cpu_"}
+    weight[-1, -1, -1, -1, -1] += 40  # what was widened is widened again
+    y, want = tilewise.conv3d(x, weight), F.conv3d(x.double(), weight.double())
+    assert error(y, want) < STORED[dtype]
+    x[0, 3, 2, 5, 6] = math.inf
+    y, want = tilewise.conv3d(x, weight), F.conv3d(x, weight)
+    assert torch.equal(y.isfinite(), want.isfinite())
+
+
+def test_gradients_of_volumes() -> None:
+    grads, dtype = [], TYPES[0]
+    for run, to in ((tilewise.conv3d, dtype), (F.conv3d, torch.float64)):
+        given = [t.detach().to(to).requires_grad_() for t in volumes(dtype)]
+        y = run(*given, padding=1)
+        grads.append(torch.autograd.grad(y, given, torch.ones_like(y)))
+    for ours, exact in zip(*grads, strict=True):
+        assert ours.dtype == dtype
+        assert error(ours, exact) < 1.1 * STORED[dtype]
+
+
+def test_models_of_volumes() -> None:
+    torch.manual_seed(0)
+    dtype = TYPES[0]
+    model = nn.Sequential(nn.Conv3d(8, 24, 3, padding=1), nn.BatchNorm3d(24), nn.ReLU(),
+                          nn.GroupNorm(4, 24), nn.Conv3d(24, 16, 3, padding=1)).eval().to(dtype)
+    ours = tilewise.optimize(copy.deepcopy(model))
+    with torch.inference_mode():
+        for seed in range(4):
+            x = draw(1, 8, 6, 20, 20, dtype=dtype, seed=seed)
+            want, theirs = copy.deepcopy(model).double()(x.double()), model(x)
+            found = ours(x)
+            assert found.dtype == dtype
+            assert error(found, want) <= 1.1 * error(theirs, want)

@@ -251,3 +251,19 @@ def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, kind: type
     assert health._huge_pages().advice == ""
     monkeypatch.setattr(health, "HERE", Linux())
     assert health._system().state == "ok"
+
+
+@pytest.mark.parametrize("files, family", [
+    ({"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 85\nmodel name\t: A"},
+     "GenuineIntel-6-85"),
+    ({"proc/cpuinfo": "vendor_id\t: ../up\ncpu family\t: 6\nmodel\t\t: 85"}, ""),
+    ({"sys/devices/system/cpu/cpu0/regs/identification/midr_el1": "0x00000000410fd4f0"},
+     "arm-41-d4f"),
+    ({}, "")], ids=str)
+def test_families_of_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                files: dict[str, str], family: str) -> None:
+    monkeypatch.setattr(linux, "ROOT", tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert Linux().family() == family

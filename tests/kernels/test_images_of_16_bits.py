@@ -10,24 +10,30 @@ import pytest
 import torch
 from support import harness
 from support.cases import ROWS, Jobs, jobs_of, runs
-from support.harness import GENERATED, Mismatch, sample
+from support.harness import GENERATED, WEIGHT_GRADIENTS, Mismatch, sample
 
 from tilewise.algorithms.common import HALVES as ALL
 from tilewise.core import ISA, Problem, Target
 from tilewise.core.algorithm import accumulation_error, storing_error
 from tilewise.core.isa import NATIVE, available, cpu_flags
+from tilewise.core.problem import Epilogue
 from tilewise.planner.planner import inner_problem
 
 HALVES = [dtype for dtype in ALL if NATIVE[dtype] not in cpu_flags()]
 pytestmark = pytest.mark.skipif(not HALVES, reason="this machine multiplies both itself")
-KERNELS = ("cpu_direct", "cpu_pointwise", "cpu_depthwise", "cpu_winograd")
+GRADIENTS = ("cpu_direct_weight", "cpu_winograd_weight", "cpu_depthwise_weight")
+KERNELS = ("cpu_direct", "cpu_pointwise", "cpu_depthwise", "cpu_winograd", *GRADIENTS)
 COUNT = sample(400, 2)  # problems of each kernel, type and row
+ALGORITHMS = {**GENERATED, **WEIGHT_GRADIENTS}
 WIDE = [row for row in ROWS if ISA[row.values[0]].widens]
 MUST_ACCEPT = {
     "cpu_direct": "n1c3h224w224k64r7s7u2p3_bf16_forward+bias+relu",
     "cpu_pointwise": "n1c256h56w56k512r1s1u2_bf16_forward+bias+residual",
     "cpu_depthwise": "n1c96h56w56k96r5s5u2p2g96_bf16_forward+bias+relu6",
-    "cpu_winograd": "n1c512h14w14k512r3s3p1_bf16_forward+bias+residual+relu"}
+    "cpu_winograd": "n1c512h14w14k512r3s3p1_bf16_forward+bias+residual+relu",
+    "cpu_direct_weight": "n2c3h224w224k64r7s7u2p3_bf16_backward_weight",
+    "cpu_winograd_weight": "n2c64h56w56k64r3s3p1_bf16_backward_weight",
+    "cpu_depthwise_weight": "n2c96h56w56k96r3s3p1g96_bf16_backward_weight"}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,9 @@ def run_halves(row: str) -> dict[str, Any]:
     while min((ran[f"{name} {dtype}"] for name, dtype in kinds), default=0) < COUNT:
         p = harness.more_filters(harness.random_problem(rng, 4e5))
         name, dtype = min(kinds, key=lambda kind: ran[" ".join(kind)] + rng.random())
-        algorithm = GENERATED[name]
+        algorithm = ALGORITHMS[name]
+        if name in GRADIENTS:
+            p = p.with_(direction="backward_weight", epilogue=Epilogue())
         p = inner_problem(algorithm, p.with_(dtype=dtype, n=rng.randint(1, 3)))
         if algorithm.reject(p, target):
             continue
@@ -73,13 +81,13 @@ def test_random_problems_are_within_the_declared_bound(row: str, jobs: Jobs) -> 
 def test_layers_of_models_are_accepted(name: str, row: str) -> None:
     p = Problem.parse(MUST_ACCEPT[name])
     for dtype in HALVES:
-        assert GENERATED[name].reject(p.with_(dtype=dtype), Target.host(row, 2)) == []
+        assert ALGORITHMS[name].reject(p.with_(dtype=dtype), Target.host(row, 2)) == []
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_rows_that_were_not_measured_are_refused(name: str) -> None:
     p = Problem.parse(MUST_ACCEPT[name])
-    reasons = GENERATED[name].reject(p, Target.host("generic", 2))
+    reasons = ALGORITHMS[name].reject(p, Target.host("generic", 2))
     assert reasons == ["dtype is bf16 on generic, needs f32, or avx512 or avx2 without avx512_bf16"]
 
 

@@ -20,19 +20,25 @@ from tilewise.kernels.cpu.between import (
     along,
     groups,
     norms,
+    pointwise,
     shuffle,
     softmax,
     softmax_across,
     totals,
 )
+from tilewise.kernels.cpu.between.pointwise import Chain
 from tilewise.kernels.cpu.emit import F32, F64, Vector
-from tilewise.kernels.cpu.emit.launch import launcher
+from tilewise.kernels.cpu.emit.launch import launch_of, launcher
+from tilewise.kernels.cpu.emit.requests import Request
 
 HOST = Target.host(threads=2)
 ROWS = [name for name, row in ISA.items() if row.lanes <= HOST.lanes
         and HOST.row.machines == row.machines and not row.matrix]
 ANY = Problem(1, 1, 1, 1, 1, 1, 1)
 NAN = float("nan")
+HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+STORED = {torch.bfloat16: 2.0 ** -8, torch.float16: 2.0 ** -11}  # half a unit in the last place
+WIDENING = [name for name in ROWS if ISA[name].widens]
 
 
 def draw(*shape: int, offset: float = 0.0) -> Tensor:
@@ -42,20 +48,24 @@ def draw(*shape: int, offset: float = 0.0) -> Tensor:
 
 def apart(x: Tensor, pitch: int) -> Tensor:
     """Rows of a matrix a pitch apart, NaN between them."""
-    whole = torch.full((len(x), pitch), NAN)
+    whole = torch.full((len(x), pitch), NAN, dtype=x.dtype)
     whole[:, :x.shape[1]] = x
     return whole.flatten()[:(len(x) - 1) * pitch + x.shape[1]]
 
 
 def near(found: Tensor, expected: Tensor, error: float, what: str) -> None:
-    worst = (found.double() - expected).abs().max().item()
+    """But for one rounding, where values are stored in 16 bits."""
+    stored = STORED.get(found.dtype, 0.0) * expected.abs()
+    worst = ((found.double() - expected).abs() - stored).max().item()
     if not worst <= error:
         raise Mismatch(f"{what}: {worst} from float64, {error} allowed")
 
 
 def both(kernel: Any, given: dict[str, Tensor | None], made: dict[str, int]) -> list[Tensor]:
     """What it makes at the start and at the end of a page, on one thread and on two."""
-    return [launch_guarded(kernel, given, made, 1, threads, side)["y"]
+    x = given["x"]
+    assert x is not None
+    return [launch_guarded(kernel, given, made, 1, threads, side, x.dtype)["y"]
             for threads, side in ((1, "start"), (2, "end"))]
 
 
@@ -70,15 +80,17 @@ def normalised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
 
 
 def check_layer(row: str, shape: tuple[int, int], gap: int = 0, offset: float = 0.0,
-                has: tuple[bool, bool] = (True, True)) -> None:
+                has: tuple[bool, bool] = (True, True),
+                dtype: torch.dtype = torch.float32) -> None:
     rows, columns = shape
-    x = draw(rows, columns, offset=offset)
+    x = draw(rows, columns, offset=offset).to(dtype)
     weight, bias = (draw(columns + i)[:columns] if one else None for i, one in enumerate(has))
     expected = normalised(x, (1,), 1e-5)
     expected = expected if weight is None else expected * weight.double()
     expected = expected if bias is None else expected + bias.double()
     words = norms.sizes(rows, columns, columns + gap, columns, 1e-5)
-    kernel = launcher(norms.make, ANY, Schedule(), ISA[row], *map(int, has), sizes=words)
+    p = ANY.with_(dtype=HALVES.get(dtype, "f32"))
+    kernel = launcher(norms.make, p, Schedule(), ISA[row], *map(int, has), sizes=words)
     for y in both(kernel, {"x": apart(x, columns + gap), "weight": weight, "bias": bias},
                   {"y": x.numel()}):
         near(y.view(shape), expected, 4e-6, f"layer norm of {shape} on {row}")
@@ -109,9 +121,10 @@ def test_layer_norm_of_rows_apart_and_of_large_means(row: str) -> None:
 def check_groups(row: str, shape: tuple[int, int, int], many: int, gap: int = 0,
                  offset: float = 0.0, has: tuple[bool, bool] = (True, True),
                  activation: str | None = None,
-                 act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+                 act: Callable[[Tensor], Tensor] = lambda x: x,
+                 dtype: torch.dtype = torch.float32) -> None:
     images, pixels, channels = shape
-    x = draw(images * pixels, channels, offset=offset)
+    x = draw(images * pixels, channels, offset=offset).to(dtype)
     weight, bias = (draw(channels + i)[:channels] if one else None for i, one in enumerate(has))
     parts = x.view(images, pixels, many, channels // many)
     expected = normalised(parts, (1, 3), 1e-5).reshape(images * pixels, channels)
@@ -119,7 +132,7 @@ def check_groups(row: str, shape: tuple[int, int, int], many: int, gap: int = 0,
     expected = expected if bias is None else expected + bias.double()
     words, scratch = groups.sizes(groups.Shape(images, pixels, channels, channels + gap, many),
                                   1e-5, ISA[row].lanes)
-    p = ANY.with_(epilogue=Epilogue(activation=activation))
+    p = ANY.with_(epilogue=Epilogue(activation=activation), dtype=HALVES.get(dtype, "f32"))
     kernel = launcher(groups.make, p, Schedule(), ISA[row], *map(int, has), sizes=words)
     found = both(kernel, {"x": apart(x, channels + gap), "weight": weight, "bias": bias},
                  {"y": x.numel(), "scratch": scratch})
@@ -153,6 +166,36 @@ def test_group_norm_with_activations(row: str) -> None:
     check_groups(row, (2, 30, 21), 3, activation="silu", act=F.silu)
     check_groups(row, (2, 30, 21), 21, activation="leaky_relu:0.2",
                  act=lambda x: F.leaky_relu(x, 0.2))
+
+
+# in 16 bits
+
+
+@pytest.mark.parametrize("row", WIDENING)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_norms_of_16_bits(row: str, dtype: torch.dtype) -> None:
+    for shape in ((1, 1), (9, 3), (37, 96), (6, 33), (3, 515)):
+        check_layer(row, shape, dtype=dtype)
+    check_layer(row, (7, 50), gap=3, offset=30.0, dtype=dtype)
+    for extent, many in (((1, 2, 1), 1), ((2, 30, 21), 3), ((1, 64, 32), 8), ((3, 17, 40), 40)):
+        check_groups(row, extent, many, dtype=dtype)
+    check_groups(row, (2, 30, 21), 7, gap=5, dtype=dtype)
+    check_groups(row, (2, 1700, 33), 11, offset=30.0, activation="silu", act=F.silu, dtype=dtype)
+
+
+@pytest.mark.parametrize("row", WIDENING)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("columns", [1, 15, 16, 39, 70])
+def test_a_batch_norm_of_16_bits(row: str, dtype: torch.dtype, columns: int) -> None:
+    """Scale and shift are float32: of a mean of 100, 16 bits would leave little."""
+    x, scale, shift = (draw(7, columns).to(dtype), draw(columns) + 3, draw(columns) + 100)
+    chain = Chain(("image", "norm", "norm"), (("fma", 0, 1, 2), ("relu", 3)), HALVES[dtype])
+    batch, words = pointwise.sizes(chain, 1, 7, columns, [columns, 0, 0], columns)
+    kernel = launch_of(Request(pointwise.make, chain, Schedule(), ISA[row], (), True), words)
+    assert batch == 1
+    expected = F.relu(x.double() * scale.double() + shift.double())
+    for y in both(kernel, {"x": x.flatten(), "weight": scale, "bias": shift}, {"y": x.numel()}):
+        near(y.view(x.shape), expected, 4e-5, f"batch norm of {columns} on {row}")
 
 
 # softmax

@@ -72,14 +72,14 @@ class Case(NamedTuple):
 def shape_of(kind: str, case: Case) -> tuple[int, int, int]:
     n, rows, c = case.extent
     return {"image": (n, rows, c), "channel": (1, 1, c), "each": (n, 1, c),
-            "pixel": (n, rows, 1)}[kind]
+            "pixel": (n, rows, 1), "norm": (1, 1, c)}[kind]
 
 
 def run(chain: Chain, row: str, case: Case, operands: Sequence[torch.Tensor],
         threads: int = 2, sides: Sequence[str] = ("start", "end")) -> torch.Tensor:
     """The result as (N, H * W, C), once checked that the memory around it is as it was."""
     n, rows, c = case.extent
-    pitches = [(0 if kind == "channel" else x.shape[2] + gap)
+    pitches = [(0 if kind in ("channel", "norm") else x.shape[2] + gap)
                for kind, x, gap in zip(chain.kinds, operands, case.gaps)]
     pitch = c + case.gaps[4]
     batch, words = pointwise.sizes(chain, n, rows, c, pitches, pitch)

@@ -99,9 +99,9 @@ def cpu_f32_forward(p: Problem, t: Target, grid: bool = False, pitch: bool = Fal
     return reasons
 
 
-def cpu_f32_weight(p: Problem, t: Target) -> list[str]:
-    """What every fp32 kernel for gradients of weights asks for."""
-    reasons = cpu_f32(p, t)
+def cpu_f32_weight(p: Problem, t: Target, halves: bool = False) -> list[str]:
+    """What every fp32 kernel for gradients of weights asks for; `halves` as above."""
+    reasons = cpu_images(p, t) if halves and p.dtype in HALVES else cpu_f32(p, t)
     if p.direction != "backward_weight":
         reasons.append(f"direction is {p.direction}, needs backward_weight")
     return reasons

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.algorithm import EPS32
+from ..core.algorithm import EPS32, storing_error
 from ..core.cost import seconds
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
@@ -29,10 +29,11 @@ class CpuDepthwiseWeight(CpuAlgorithm):
         return depthwise_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_weight(p, t) + is_depthwise(p)
+        return cpu_f32_weight(p, t, halves=True) + is_depthwise(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
-        return EPS32 * (2 + math.sqrt(p.conv_w) + math.sqrt(p.n * p.conv_h))
+        depth = math.sqrt(p.conv_w) + math.sqrt(p.n * p.conv_h)
+        return EPS32 * (2 + depth) + storing_error(p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:

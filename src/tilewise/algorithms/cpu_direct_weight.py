@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import EPS32
+from ..core.algorithm import EPS32, storing_error
 from ..core.cost import seconds
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
@@ -33,10 +33,11 @@ class CpuDirectWeight(CpuAlgorithm):
         return direct_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_weight(p, t)
+        return cpu_f32_weight(p, t, halves=True)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
-        return EPS32 * (2 + math.sqrt(s.tiles) + math.sqrt(p.terms / s.tiles))
+        depth = math.sqrt(s.tiles) + math.sqrt(p.terms / s.tiles)
+        return EPS32 * (2 + depth) + storing_error(p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:

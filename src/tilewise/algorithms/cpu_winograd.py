@@ -68,6 +68,9 @@ class CpuWinograd(CpuAlgorithm):
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p, t)
 
+    def shared_by(self, p: Problem, t: Target, s: Schedule) -> Schedule:
+        return shared(p, t, s, _likely, self.cost)
+
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu.prepare import winograd as winograd_prepare
 
@@ -262,6 +265,14 @@ def chosen(p: Problem, t: Target, likely: Callable[..., list[Schedule]],
     alike = [s for s in likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4))
              if (s.order == FILTERS) == (best.order == FILTERS)]  # which has other bits
     return min(alike, key=lambda s: cost(t, s))
+
+
+def shared(p: Problem, t: Target, s: Any, likely: Callable[..., list[Schedule]],
+           cost: Callable[..., float]) -> Schedule:
+    """A schedule for two threads as others share it: the tile has the bits, and stays."""
+    if t.threads == 2:
+        return s
+    return min((s, *likely(p, t, s.tile_h, s.tile_w, (1, 2, 3, 4))), key=lambda s: cost(p, t, s))
 
 
 def tiles_of(p: Problem, tile_h: int, tile_w: int) -> int:

@@ -24,6 +24,7 @@ from .cpu_winograd import (
     growth,
     is_legal,
     k_parts,
+    shared,
     stride_one,
     tiles_of,
     undivided,
@@ -74,6 +75,9 @@ class CpuWinogradMatrix(MatrixAlgorithm):
 
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p, t, self.products)
+
+    def shared_by(self, p: Problem, t: Target, s: Schedule) -> Schedule:
+        return shared(p, t, s, _likely, self.cost)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu.prepare import winograd_amx as winograd_prepare_amx

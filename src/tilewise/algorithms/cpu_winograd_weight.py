@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import EPS32
+from ..core.algorithm import EPS32, storing_error
 from ..core.cost import seconds, tile_cycles
 from ..core.problem import Problem
 from ..core.schedule import Schedule, Space
@@ -48,12 +48,13 @@ class CpuWinogradWeight(CpuAlgorithm):
         return winograd_weight
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        return cpu_f32_weight(p, t) + stride_one(p) + dense(p)
+        return cpu_f32_weight(p, t, halves=True) + stride_one(p) + dense(p)
 
     def error(self, p: Problem, t: Target, s: Any) -> float:
         tiles = p.n * tiles_of(p, s)
         depth = math.sqrt(s.tiles) + math.sqrt(tiles / s.tiles)
-        return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * EPS32 * (2 + depth)
+        grown = growth(s.tile_h, p.r) * growth(s.tile_w, p.s)
+        return grown * EPS32 * (2 + depth) + storing_error(p.dtype)
 
     def certain(self, p: Problem, t: Target, s: Any) -> float:
         return certain_in_domain(p, s, p.n * tiles_of(p, s), self.products)

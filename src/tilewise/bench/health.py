@@ -20,6 +20,7 @@ from ..core.platforms import HERE
 from ..core.progress import Tell, silent
 from ..core.target import Target
 from ..model.dynamo import has_compiler
+from ..planner.families import Family, family_path
 from ..planner.wisdom import Wisdom, default_path
 from .run import rms_error
 
@@ -39,8 +40,8 @@ def examine(threads: int, tell: Tell = silent) -> list[Finding]:
     """All findings."""
     code = (_generated_code, _denormals) if KNOWN else (_no_code,)
     checks: list[Callable[[], Finding]] = [
-        *code, _system, lambda: _threads(threads), _cache, _wisdom, _huge_pages, _compiler, _triton,
-        _peers]
+        *code, _system, lambda: _threads(threads), _cache, _wisdom, _family, _huge_pages, _compiler,
+        _triton, _peers]
     findings = []
     for i, check in enumerate(checks):
         tell("examining", i, len(checks))
@@ -135,6 +136,17 @@ def _wisdom() -> Finding:
         return Finding("missing", "no wisdom: layers are planned by estimate",
                        "tilewise tune MODEL measures them once")
     return Finding("ok", f"{count} plans in {place}")
+
+
+def _family() -> Finding:
+    path = family_path()
+    if path is None:
+        return Finding("ok", "the processor's family is not known: none has plans in the package")
+    known = Family(path)
+    known.read_once()
+    if not known.entries:
+        return Finding("ok", f"no plans for {path.stem} come with the package: estimates serve it")
+    return Finding("ok", f"{len(known.entries)} plans for {path.stem} come with the package")
 
 
 def _huge_pages() -> Finding:

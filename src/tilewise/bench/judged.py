@@ -60,19 +60,22 @@ def operands(p: Problem, kind: str, seed: int, non_negative: bool = False) -> Op
             return torch.randint(-4, 5, shape, generator=rng, dtype=torch.float32)
         return torch.randn(shape, generator=rng)
 
+    def stored(*shape: int) -> torch.Tensor:
+        return draw(*shape).to(STORED.get(p.dtype, torch.float32)).float()
+
     def image(*shape: int) -> torch.Tensor:
-        drawn = draw(*shape).to(STORED.get(p.dtype, torch.float32)).float()
+        drawn = stored(*shape)
         return drawn.relu() if non_negative else drawn
 
     inside, outside = (p.n, p.c, p.h, p.w), (p.n, p.k, p.conv_h, p.conv_w)
     if p.direction == "backward_weight":
-        return Operands(image(*inside), draw(*outside), None, None)
+        return Operands(image(*inside), stored(*outside), None, None)
     return Operands(
         image(*(outside if p.direction == "backward_data" else inside)),
         draw(p.k, p.group_c, p.r, p.s),
         channels(p, draw),
-        draw(*(inside if p.direction == "backward_data" else outside)).to(
-            STORED.get(p.dtype, torch.float32)).float() if p.epilogue.residual else None)
+        stored(*(inside if p.direction == "backward_data" else outside))
+        if p.epilogue.residual else None)
 
 
 def _alike(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:

@@ -10,9 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from . import NO
-from .output import Json, errors, in_a_directory, milliseconds, print_json, print_table
+from .output import (
+    Json,
+    errors,
+    in_a_directory,
+    milliseconds,
+    print_json,
+    print_table,
+    progress,
+    set_threads,
+)
 
-app = typer.Typer(no_args_is_help=True, help="Show, merge, export, import and check wisdom files.")
+app = typer.Typer(no_args_is_help=True,
+                  help="Show, merge, export, import, check and ship wisdom files.")
 
 File = Annotated[Path | None, typer.Argument(
     help="Give a wisdom file. The default is the user's own.")]
@@ -79,6 +89,30 @@ def check(file: File = None, json: Json = False) -> None:
             print_table("", ("problem and machine", "why not"), list(stale.items()), left=2)
     if stale:
         raise typer.Exit(NO)
+
+
+@app.command()
+def ship(file: File = None,
+         directory: Annotated[Path, typer.Option(
+             "--directory", "-d", file_okay=False, callback=in_a_directory,
+             help="Write to the file of this processor's family in here.")] = Path(),
+         gain: Annotated[float, typer.Option(
+             help="Take plans that are so many times as fast as the estimate's.", min=1.0)] = 1.03,
+         json: Json = False) -> None:
+    """Time tuned plans beside estimates; write those that gain, for the processor's family."""
+    from ..tools import families
+
+    _must_exist(_place(file))
+    set_threads(2)  # choices are made for two, whatever the number
+    with progress("timing") as tell:
+        place, trials, count = families.ship(directory, _place(file), gain, tell)
+    if json:
+        print_json({"file": str(place), "plans": count,
+                    "gains": {trial.name: trial.gain for trial in trials}})
+        return
+    print_table(f"{place}: {count} plans", ("problem and machine", "algorithm", "gain"),
+                [(trial.name, trial.tuned.algorithm, f"{trial.gain:.2f}x") for trial in trials],
+                left=2)
 
 
 def _verdict(name: str, entry: Any) -> str:

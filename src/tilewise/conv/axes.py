@@ -13,7 +13,7 @@ from . import operators, volumes
 from .calls import KERNEL, Call, check, gate, problem_of
 from .devices import target_of
 from .lines import as_images, conv1d, in_planes
-from .ops import can_fold, conv2d, conv2d_norm, then
+from .ops import added, can_fold, conv2d, conv2d_norm, then
 from .running import ENGINE
 from .slices import volume_of
 from .volumes import conv3d
@@ -74,4 +74,4 @@ def _normed(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, n
     mean, variance, scale, shift, eps = norm
     y = convolve(x, weight, bias, *args, max_error=max_error, inside=True, **options)
     y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
-    return then(y if residual is None else y + residual, activation, 1, slope)
+    return then(added(y, residual), activation, 1, slope)

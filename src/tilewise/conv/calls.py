@@ -59,10 +59,17 @@ def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
     that no code is written for."""
     if x.dtype not in NAMES or 0 in x.shape[1:] or 0 in weight.shape or not KNOWN:
         return True
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if torch._C._is_any_autocast_enabled() and _is_cast(x, weight):
         return True
     return not torch.compiler.is_compiling() and is_transformed()
+
+
+def _is_cast(x: Tensor, weight: Tensor) -> bool:
+    """Whether autocast makes other operands of these."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return False
+    return not (x.is_cpu and x.dtype == weight.dtype == torch.get_autocast_dtype(device))
 
 
 def wants_gradient(*operands: Any) -> bool:

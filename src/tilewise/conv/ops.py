@@ -13,6 +13,7 @@ from ..core.activations import by_mask
 from ..kernels.activations import activated
 from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_with_norm
 from .again import Again, is_unwatched
+from .autocast import cast
 from .calls import (
     GRADIENT,
     KERNEL,
@@ -79,6 +80,11 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     check_slope(slope, activation, weight.shape[0])
     options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
     call = Call(x, weight, bias, residual, *options, algorithm, max_error, slope)
+    own = cast(call) if torch._C._is_any_autocast_enabled() else None
+    return _run(call) if own is None else _run_cast(own)
+
+
+def _run(call: Call) -> Tensor:
     who = gate(call)
     if who == KERNEL:
         return run(call)
@@ -86,6 +92,19 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
         result: Tensor = CONV2D(*call)
         return result
     return _differentiable(call) if who == GRADIENT else _by_torch(call)
+
+
+def _run_cast(call: Call) -> Tensor:
+    """What follows is in the same call if it is of the type that autocast chose."""
+    if can_fuse(call):
+        return _run(call)
+    y = _run(call._replace(residual=None, activation=None, pool=1, slope=None))
+    return then(added(y, call.residual), call.activation, call.pool, call.slope)
+
+
+def can_fuse(call: Call) -> bool:
+    """Whether what is added, and slopes, have the type of the images."""
+    return all(t is None or t.dtype == call.x.dtype for t in (call.residual, call.slope))
 
 
 def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
@@ -102,6 +121,9 @@ def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: A
     check_slope(slope, activation, weight.shape[0])
     options = options_of(stride, padding, dilation, groups, activation, pool, weight.shape[2:])
     call = Call(x, weight, bias, residual, *options, None, max_error, slope)
+    own = cast(call) if torch._C._is_any_autocast_enabled() else None
+    if own is not None and can_fuse(own):
+        call = own
     who = gate(call, *norm[:4]) if can_fold(weight, norm) else TORCH
     if who == KERNEL:
         return run_norm(call, norm)
@@ -111,7 +133,7 @@ def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: A
     y = conv2d(x, weight, bias, stride, padding, dilation, groups, max_error=max_error)
     mean, variance, scale, shift, eps = norm
     y = F.batch_norm(y, mean, variance, scale, shift, eps=eps)
-    return then(y if residual is None else y + residual, activation, pool, slope)
+    return then(added(y, residual), activation, pool, slope)
 
 
 def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
@@ -147,8 +169,7 @@ def _by_torch(call: Call) -> Tensor:
     x, even = call.x, top == bottom and left == right
     y = F.conv2d(x if even else F.pad(x, (left, right, top, bottom)), call.weight, call.bias,
                  call.stride, [top, left] if even else 0, call.dilation, call.groups)
-    y = y if call.residual is None else y + call.residual
-    return then(y, call.activation, call.pool, call.slope)
+    return then(added(y, call.residual), call.activation, call.pool, call.slope)
 
 
 def _differentiable(call: Call) -> Tensor:
@@ -185,6 +206,13 @@ def _can_mask(x: Tensor, weight: Tensor) -> bool:
     """Whether the engine can note which values a gradient passes."""
     return x.dtype == torch.float32 and x.device.type == "cpu" and (
         is_channels_last(x) or is_channels_last(weight))
+
+
+def added(y: Tensor, residual: Tensor | None, in_place: bool = False) -> Tensor:
+    """With the residual; in place, the sum keeps the type and the shape, or torch refuses it."""
+    if residual is None:
+        return y
+    return y.add_(residual) if in_place else y + residual
 
 
 def then(y: Tensor, activation: str | None, pool: int, slope: Tensor | None = None) -> Tensor:

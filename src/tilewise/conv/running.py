@@ -42,7 +42,8 @@ def run(call: Call) -> Tensor:
 
 
 def run_norm(call: Call, norm: Norm) -> Tensor:
-    executable = executable_of(call._replace(bias=norm[0]))  # a bias there will be
+    # a bias there will be; under autocast a norm keeps its own type
+    executable = executable_of(call._replace(bias=norm[0].to(call.x.dtype)))
     ENGINE.tell(executable.plan)
     weight, bias = prepared_with_norm(call.weight, call.bias, norm, executable).value
     return executable(call.x, weight, channels_of(bias, call.slope, executable), call.residual)

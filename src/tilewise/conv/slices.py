@@ -26,7 +26,8 @@ from ..kernels.cpu import memory
 from ..runtime.executable import Executable
 from ..runtime.images import channels_last
 from ..runtime.turning import laid_out
-from ..runtime.weights import prepared_taps
+from ..runtime.types import element_of
+from ..runtime.weights import as_floats, prepared_taps
 from .calls import Call
 from .devices import target_of
 from .running import ENGINE
@@ -180,8 +181,22 @@ class _Taps:
         return self._run(x, self._weights[tap], self._channels, before, out)
 
 
+def is_ours(x: Tensor) -> bool:
+    """Whether volumes of the type can be run slice by slice."""
+    return x.is_cpu and x.dtype != torch.float64 and element_of(x.dtype) is not None
+
+
+def widened(call: Call) -> Call:
+    """In float32: sums go from tap to tap through memory, and must not be rounded there."""
+    if call.x.dtype == torch.float32:
+        return call
+    kept = [None if t is None else as_floats(t) for t in (call.weight, call.bias, call.slope)]
+    return call._replace(x=call.x.float(), weight=kept[0], bias=kept[1], slope=kept[2],
+                         residual=None if call.residual is None else call.residual.float())
+
+
 def volume_of(call: Call) -> Volume:
-    """How a call is run, planned once."""
+    """How a call is run, planned once; slices are float32, whatever the volumes are."""
     x, weight, bias, residual, *options, max_error, slope = call
     key = ("volume", x.shape, weight.shape, bias is None, residual is None, slope is None,
            *(tuple(some) for some in options[:3]), *options[3:], torch.get_num_threads(),

@@ -12,7 +12,7 @@ from .calls import Call
 from .devices import target_of
 from .gradients import by_engine
 from .running import ENGINE
-from .slices import Depth, depth_of, images_of, slices, volume_of
+from .slices import Depth, depth_of, images_of, is_ours, slices, volume_of, widened
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -20,8 +20,11 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 def by_slices(call: Call, grad: Tensor, wants: Sequence[bool]) -> Gradients:
     """Of x, weight and bias, as far as they are wanted; `call` has neither bias nor tail."""
     x = call.x
-    if not x.is_cpu or x.dtype != torch.float32 or not volume_of(call).stretches:
+    if not is_ours(x) or not volume_of(call).stretches:
         return by_torch(call, grad, wants)
+    if x.dtype != torch.float32:
+        dx, *others = by_slices(widened(call), grad.float(), wants)
+        return tuple(None if g is None else g.to(x.dtype) for g in (dx, *others))  # type: ignore
     dx = _of_input(call, grad) if wants[0] else None
     if wants[0] and dx is None:
         dx = by_torch(call, grad, (True, False, False))[0]

@@ -30,7 +30,7 @@ from .operators import as_operator
 from .ops import then
 from .options import options_of, output_shape
 from .running import ENGINE
-from .slices import planes, volume_of
+from .slices import is_ours, planes, volume_of, widened
 from .volume_gradients import by_slices, by_torch
 
 
@@ -107,7 +107,7 @@ def _by_torch(call: Call) -> Tensor:
 
 def _run(call: Call) -> Tensor:
     x = call.x
-    if len(x) == 0 or not x.is_cpu or x.dtype != torch.float32:
+    if len(x) == 0 or not is_ours(x):
         return _placed(_by_torch(call), x, call.weight)
     check_operands(call)
     if call.residual is not None:
@@ -117,7 +117,7 @@ def _run(call: Call) -> Tensor:
         return _placed(_by_torch(call), x, call.weight)
     for plan in volume.plans.values():
         ENGINE.tell(plan)
-    y = volume(call)
+    y = volume(widened(call)).to(x.dtype)
     return y if _is_last(x, call.weight) else planes(y)
 
 

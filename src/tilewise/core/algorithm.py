@@ -81,6 +81,10 @@ class Algorithm:
         """A schedule with the same code, the rest of it chosen for this problem."""
         return s
 
+    def shared_by(self, p: Problem, t: Target, s: Schedule) -> Schedule:
+        """A schedule that was made for two threads, for the target's number; it has its bits."""
+        return s
+
     def cost(self, p: Problem, t: Target, s: Schedule) -> float:
         """Estimated seconds; runs nothing."""
         raise NotImplementedError

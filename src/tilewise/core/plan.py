@@ -23,7 +23,8 @@ class Plan:
         inner: The problem that the kernel itself solves. Where it differs from `problem`, the
             passes around it are named by `before` and `after`.
         seconds: Time of a call.
-        source: How the time is known: "estimate", "measured" or "wisdom".
+        source: How it was chosen: "estimate", "measured", "wisdom", or "family" by wisdom that
+            comes with the package. The time of the first and of the last is an estimate.
         error: The bound that the algorithm declares.
         held: Whether a caller's bound holds, whatever precision torch is set to.
 
@@ -39,9 +40,14 @@ class Plan:
     schedule: Schedule
     inner: Problem
     seconds: float
-    source: str  # estimate, measured or wisdom
+    source: str  # estimate, measured, wisdom or family
     error: float
     held: bool = False  # a caller's bound holds, whatever precision torch is set to
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether a clock told how long it takes."""
+        return self.source in ("measured", "wisdom")
 
     @property
     def mirrors(self) -> bool:

@@ -87,6 +87,11 @@ class Target:
         measured with more of them is not theirs."""
         return _on_two(self)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine is meant, and not one like it or another."""
+        return _is_here(self)
+
     def with_(self, **changes: object) -> Target:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -130,8 +135,8 @@ def learn(t: Target, peak: float, copied: float) -> bool:
     if t.row is NO_ISA:  # no kernels, no estimates
         return False
     done = keep(t.isa, t.threads, Limits(peak / (2 * t.lanes * t.starts * t.threads), copied))
-    _host.cache_clear()
-    _on_two.cache_clear()
+    for known in (_host, _on_two, _is_here):
+        known.cache_clear()
     return done
 
 
@@ -139,8 +144,15 @@ def learn(t: Target, peak: float, copied: float) -> bool:
 def _on_two(t: Target) -> Target:
     if t.threads == 2:
         return t
-    is_here = t.device == "cpu" and t.isa in (row.name for row in available())
-    return _host(t.isa, 2) if is_here and t == _host(t.isa, t.threads) else t.with_(threads=2)
+    return _host(t.isa, 2) if t.is_here and t == _host(t.isa, t.threads) else t.with_(threads=2)
+
+
+@lru_cache(maxsize=256)
+def _is_here(t: Target) -> bool:
+    if t.device != "cpu" or t.isa not in (row.name for row in available()):
+        return False
+    here = _host(t.isa, t.threads)  # whatever was measured of it
+    return t == here.with_(hertz=t.hertz, bandwidth=t.bandwidth)
 
 
 def units_of(isa: str, identity: str) -> int:

@@ -194,6 +194,7 @@ class Capture:
                 x, around = self._padded(effects, chain, pad, module)
                 block: Any = Block(module, self._norm(chain), chain.activation, chain.pool,
                                    max_error, around)
+                block.adds_in_place = chain.adds_in_place
                 self._put(chain, block, (x, chain.residual, self._slope(chain)))
                 if around is not None:
                     self.graph.erase_node(pad)

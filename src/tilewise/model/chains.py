@@ -92,7 +92,7 @@ class Fused:
     def __init__(self, steps: list[tuple[Any, ...]], operands: int,
                  norms: list[nn.Module]) -> None:
         self._norms = norms
-        kinds = (*[None] * operands, *["channel"] * (2 * len(norms)))
+        kinds = (*[None] * operands, *["norm"] * (2 * len(norms)))
         self._steps, self._kinds = steps, kinds
         self._kernel = Pointwise(steps, kinds)
 

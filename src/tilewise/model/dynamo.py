@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..conv.autocast import type_of
 from ..conv.axes import convolve as run
 from ..conv.calls import is_by_filter
-from ..conv.ops import then
+from ..conv.ops import added, then
 from ..conv.options import output_shape
 from ..conv.transposed_axes import normed as transpose
 from .effects import Effects
@@ -84,7 +85,7 @@ def _replace(graph: fx.Graph, effects: Effects, conv: fx.Node) -> None:
             convolve, (options["input"], options["weight"], options["bias"], chain.residual,
                        chain.slope),
             {"norm": [norm[name] for name in NORM] if norm else None,
-             "tail": (chain.activation, chain.pool),
+             "tail": (chain.activation, chain.pool, chain.adds_in_place),
              **{name: options[name] for name in ("stride", "padding", "dilation", "groups")}})
     fused.meta = dict(chain.last.meta)
     chain.replace_by(graph, fused)
@@ -133,15 +134,15 @@ def planes(x: Any) -> Any:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-             slope: Tensor | None, *, norm: Any, tail: tuple[str | None, int],
+             slope: Tensor | None, *, norm: Any, tail: tuple[str | None, int, bool],
              **options: Any) -> Tensor:
     """A convolution and what follows it, as few calls as that allows."""
-    activation, pool = tail
+    activation, pool, in_place = tail
     shape = output_shape(x, weight, options["stride"], options["padding"], options["dilation"])
-    whole = residual is None or (isinstance(residual, Tensor) and residual.dtype == x.dtype
+    whole = residual is None or (isinstance(residual, Tensor) and residual.dtype == type_of(x)
                                  and tuple(residual.shape) == shape)
     if not whole or not is_by_filter(x, weight, slope):
         y = run(x, weight, bias, norm=norm, **options)
-        return then(y if residual is None else y + residual, activation, pool, slope)
+        return then(added(y, residual, in_place), activation, pool, slope)
     return run(x, weight, bias, norm=norm, activation=activation, slope=slope, residual=residual,
                pool=pool, **options)

@@ -218,7 +218,7 @@ def _step(layers: tuple[tuple[str, Explanation], ...]) -> str:
 
 
 def _sum(plans: list[Plan]) -> str:
-    mark = ESTIMATED if any(plan.source == "estimate" for plan in plans) else ""
+    mark = "" if all(plan.is_timed for plan in plans) else ESTIMATED
     return f"{mark}{sum(plan.seconds for plan in plans) * 1e3:.3f} ms"
 
 
@@ -262,5 +262,5 @@ def _layer_row(name: str, explanation: Explanation) -> tuple[str, ...]:
 
 
 def _time(plan: Plan) -> str:
-    mark = ESTIMATED if plan.source == "estimate" else ""
+    mark = "" if plan.is_timed else ESTIMATED
     return f"{mark}{plan.seconds * 1e3:.3f} ms"

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..conv.again import Again, Calls, can_repeat, form, settings
+from ..conv.autocast import type_of
 from ..conv.axes import convolve
 from ..conv.batch_norm import normalised
 from ..conv.calls import is_by_filter
-from ..conv.ops import call_again, then
+from ..conv.ops import added, call_again, then
 from ..conv.options import options_of, output_shape
 from ..conv.transposed_axes import TRANSPOSED, into, normed
 from ..core.errors import TilewiseError
@@ -115,6 +116,7 @@ class Block(nn.Module):
     is_part = False  # whether its result is a part of a concatenation
     reads_part = False  # the same of its images
     around: tuple[int, ...] | None = None  # of models that were saved before there was any
+    adds_in_place = False  # whether the sum with the residual was written to the convolution's
 
     def __init__(self, conv: Any, norm: Any = None,
                  activation: str | None = None, pool: int = 1,
@@ -245,7 +247,7 @@ class Block(nn.Module):
         return then(z, None, self.pool)
 
     def _step_by_step(self, y: Tensor, residual: Tensor | None, slope: Tensor | None) -> Tensor:
-        return then(y if residual is None else y + residual, self.activation, self.pool, slope)
+        return then(added(y, residual, self.adds_in_place), self.activation, self.pool, slope)
 
     def _fits(self, x: Tensor, residual: Tensor | None) -> bool:
         """Whether the sum neither broadcasts nor mixes types."""
@@ -253,7 +255,7 @@ class Block(nn.Module):
             return True
         conv = self._parts[0]
         shape = output_shape(x, conv.weight, conv.stride, self.padding, conv.dilation)
-        return residual.dtype == x.dtype and tuple(residual.shape) == shape
+        return residual.dtype == type_of(x) and tuple(residual.shape) == shape
 
     def extra_repr(self) -> str:
         conv, norm = self._parts

@@ -19,7 +19,8 @@ TRANSPOSED: dict[type, int] = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2,
                                nn.ConvTranspose3d: 3}
 CONVOLUTIONS = {**AXES, **TRANSPOSED}
 NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+IN_PLACE = {operator.iadd, "add_"}  # the sum has the type and shape of what is written to
+ADDS = {operator.add, torch.add, "add", *IN_PLACE}
 PADS = {F.pad, torch._C._nn.pad}  # Dynamo sees through the first
 PADDINGS = (nn.ZeroPad2d, nn.ConstantPad2d)
 ModuleOf = Callable[[fx.Node], Any]
@@ -47,6 +48,7 @@ class Chain:
         self.conv, self.links = conv, [conv]
         self.norm: fx.Node | None = None
         self.residual: fx.Node | None = None
+        self.adds_in_place = False
         self.activation: str | None = None
         self.slope: fx.Node | nn.Module | None = None  # or the module that has them
         self.pool = 1
@@ -93,7 +95,7 @@ class Chain:
             return False
         if others[0] in self._effects.written(user):
             return False  # the sum is written to the other operand
-        self.residual = others[0]
+        self.residual, self.adds_in_place = others[0], user.target in IN_PLACE
         return True
 
     def _activate(self, user: fx.Node) -> bool:

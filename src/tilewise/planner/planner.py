@@ -16,10 +16,11 @@ from ..core.progress import Tell, counting, silent
 from ..core.schedule import Schedule
 from ..core.target import Target
 from .classes import representative, share
+from .families import Family
 from .layers import NEAR, SOON, Code, Layer
 from .measure import interleaved
 from .search import EFFORTS, shortlist
-from .wisdom import Decided, Wisdom
+from .wisdom import Decided, Entry, Wisdom
 
 ROUNDS = 7  # in which candidates take turns
 CLOSE = 1.15  # those that take at most this much longer than the fastest meet again
@@ -40,15 +41,24 @@ class Planner:
     """Holds the algorithms and what was learned of them; plans are data."""
 
     def __init__(self, algorithms: Sequence[Algorithm], start: Start | None = None,
-                 wisdom: Wisdom | None = None) -> None:
+                 wisdom: Wisdom | None = None, family: Family | None = None) -> None:
         self.algorithms, self._start = algorithms, start
         self.wisdom = Wisdom() if wisdom is None else wisdom
         # decided elsewhere: comes before all that is known here, and is never saved
         self.decided = Decided(dict(self.wisdom.versions))
         # of the machine: comes after the user's own, and is never saved either
         self.system = Wisdom(dict(self.wisdom.versions))
+        # of the processor's family: stands in for estimates, and is not worth a measurement
+        self.family = Family() if family is None else family
         self._choices: Lru[Code] = Lru(limit=4096)  # by class of problems
         self._layers: Lru[Layer] = Lru(limit=2048)
+
+    def forget(self) -> None:
+        """All plans, and what was chosen by them."""
+        for known in (self.wisdom, self.system, self.decided, self.family):
+            known.forget()
+        self._choices.clear()
+        self._layers.clear()
 
     def algorithm(self, name: str) -> Algorithm:
         for algorithm in self.algorithms:
@@ -64,7 +74,9 @@ class Planner:
         if not answers or answers[0].plan is None:
             return answers
         plan = self._estimated(p, t, max_error, bits)
-        rest = [a for a in answers if a.plan is None or a.algorithm != plan.algorithm]
+        # what the family's choice replaces is worth a look, and a measurement
+        rest = [a for a in answers if a.plan is None or a.algorithm != plan.algorithm
+                or (plan.source == "family" and a.plan.schedule != plan.schedule)]
         return [Candidate(plan.algorithm, plan), *rest]
 
     def _ranked(self, p: Problem, t: Target, max_error: float | None, bits: int,
@@ -91,7 +103,8 @@ class Planner:
         answers = self.candidates(p, t, max_error, bits)
         plans = _plans(answers, p, t)
         if effort == "wisdom_only":
-            return next((plan for plan in plans if self._is_baseline(plan)), plans[0])
+            return next((plan for plan in plans
+                         if plan.source == "family" or self._is_baseline(plan)), plans[0])
         return self._learned(plans, effort, max_error, bits)
 
     def _estimated(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Plan:
@@ -105,7 +118,11 @@ class Planner:
         except NoAlgorithm as nobody:
             raise NoAlgorithm(p, t, nobody.reasons) from None
         self._meet(p, t, max_error, bits)
-        return plan or _plans(self._ranked(p, t, max_error, bits), p, t)[0]
+        if plan is None:
+            return _plans(self._ranked(p, t, max_error, bits), p, t)[0]
+        known = self._of_family(representative(p), t, max_error, bits)
+        by_family = known == (plan.algorithm, plan.schedule)
+        return replace(plan, source="family") if by_family else plan
 
     def _chosen(self, *key: Any) -> Code:
         return self._choices.get(key) or self._choices.put(key, self._choose(*key))
@@ -144,7 +161,20 @@ class Planner:
         self._layers.put(key, layer.with_codes(tuple(dict.fromkeys((*known, code)))))
         return code
 
+    def _of_family(self, p: Problem, t: Target, max_error: float | None,
+                   bits: int) -> Code | None:
+        """What is known of the processor's family, for any number of threads."""
+        entry = self.family.find(p, t, max_error, bits)
+        plan = self._by(entry, p, t, max_error, bits) if entry else None
+        if plan is None:
+            return None
+        schedule = self.algorithm(plan.algorithm).shared_by(plan.inner, t, plan.schedule)
+        return plan.algorithm, schedule
+
     def _best(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Code:
+        known = self._of_family(p, t, max_error, bits)
+        if known is not None:
+            return known
         plan = _plans(self._ranked(p, t, max_error, bits, brief=True), p, t)[0]
         return plan.algorithm, plan.schedule
 
@@ -204,14 +234,21 @@ class Planner:
             return None
         entry = (self.decided.find(p, t) or self.wisdom.find(p, t, max_error, bits)
                  or self.system.find(p, t, max_error, bits))
-        algorithm = next((a for a in self.algorithms if entry and a.name == entry.algorithm), None)
-        if entry is None or algorithm is None or algorithm.version != entry.version:
+        plan = self._by(entry, p, t, max_error, bits) if entry else None
+        if entry is None or plan is None:
+            return None
+        return replace(plan, source="wisdom", seconds=entry.seconds * share(p))
+
+    def _by(self, entry: Entry, p: Problem, t: Target, max_error: float | None,
+            bits: int) -> Plan | None:
+        """A plan as an entry has it, if its algorithm still stands by it."""
+        algorithm = next((a for a in self.algorithms if a.name == entry.algorithm), None)
+        if algorithm is None or algorithm.version != entry.version:
             return None
         inner = inner_problem(algorithm, p)
         if algorithm.reject(inner, t) or not _is_legal(algorithm, inner, t, entry.schedule):
             return None
-        plan = replace(_plan(algorithm, p, t, inner, entry.schedule, _holds(max_error, bits)),
-                       source="wisdom", seconds=entry.seconds * share(p))
+        plan = _plan(algorithm, p, t, inner, entry.schedule, _holds(max_error, bits))
         return None if self._complaints(plan, max_error, bits) else plan
 
     def _is_baseline(self, plan: Plan) -> bool:

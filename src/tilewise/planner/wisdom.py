@@ -74,8 +74,24 @@ def key(p: Problem, t: Target, max_error: float | None = None, bits: int = 0) ->
 
     Batch and image size are those of the problem's class, since no kernel compiles them in.
     """
-    asked = "" if max_error is None else f"{WITHIN}{max_error:.1e} {bits} bits"
-    return f"{representative(p)} on {t} l2={t.l2 >> 10}k{asked}"
+    return f"{representative(p)} on {t} l2={t.l2 >> 10}k{asked(max_error, bits)}"
+
+
+def asked(max_error: float | None, bits: int) -> str:
+    """The end of a key: what was asked of the result."""
+    return "" if max_error is None else f"{WITHIN}{max_error:.1e} {bits} bits"
+
+
+def asked_by(name: str) -> tuple[str, float | None, int]:
+    """The rest of a key, and what was asked: the inverse.
+
+    Raises ValueError for what no key ends with.
+    """
+    rest, found, end = name.partition(WITHIN)
+    if not found:
+        return rest, None, 0
+    max_error, bits, _ = end.split(" ")
+    return rest, float(max_error), int(bits)
 
 
 class Wisdom:

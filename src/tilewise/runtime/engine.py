@@ -21,6 +21,7 @@ from ..kernels import precision
 from ..kernels.activations import joined
 from ..kernels.cpu.emit.jit import LLVMLITE
 from ..planner.classes import VERSION as CLASSES
+from ..planner.families import Family, family_path
 from ..planner.planner import Planner
 from ..planner.wisdom import Wisdom, default_path, system_path
 from .executable import Executable
@@ -39,7 +40,8 @@ class Engine:
 
     def __init__(self, algorithms: Sequence[Algorithm], limit: int = 1024) -> None:
         versions = {"torch": torch.__version__, "llvmlite": LLVMLITE, "classes": CLASSES}
-        self.planner = Planner(algorithms, start=self.start, wisdom=Wisdom(versions))
+        self.planner = Planner(algorithms, start=self.start, wisdom=Wisdom(versions),
+                               family=Family(family_path()))
         self.executables: Lru[Any] = Lru(limit)  # by whatever key a caller has at hand
         self.observers: list[Callable[[Plan], None]] = []  # told of every plan that is run
         self._read_wisdom = self._read_system = False
@@ -77,9 +79,8 @@ class Engine:
             self.planner.system.load(path, or_roots=True)
 
     def forget(self) -> None:
-        """All plans; files stay, and that of the system is not read again."""
-        for known in (self.planner.wisdom, self.planner.system, self.planner.decided):
-            known.forget()
+        """All plans; files stay, and those of the system and the package are not read again."""
+        self.planner.forget()
         self.executables.clear()
 
     def load_wisdom(self, path: Path) -> int:

@@ -20,6 +20,8 @@ from ..kernels.cpu.emit.launch import launcher
 from .images import as_images, channels_last, pitch_of
 from .rows import Run, Runs, Sizes, is_vector, rows_of
 from .sweeps import ANY
+from .types import DTYPES, HALVES
+from .weights import as_floats
 
 LAYER, GROUP = 1 << 17, 1 << 16  # floats below which one thread is done before another began
 
@@ -29,25 +31,33 @@ def layer_norm(x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor 
     """torch.nn.functional.layer_norm over the last axis."""
     size = normalized_shape if isinstance(normalized_shape, int) else (
         normalized_shape[0] if len(normalized_shape) == 1 else 0)
-    if x.dim() == 0 or size != x.shape[-1] or not (is_vector(weight, size)
-                                                   and is_vector(bias, size)):
+    given = _vectors(x, size, weight, bias)
+    if x.dim() == 0 or size != x.shape[-1] or given is None:
         return None
     run = _layer_runs(x, weight is not None, bias is not None, eps)
-    return None if run is None else run(x, weight, bias)
+    return None if run is None else run(x, *given)
+
+
+def _vectors(x: Tensor, size: int, *given: Tensor | None) -> list[Tensor | None] | None:
+    """Weight and bias as kernels read them, in float32; None where they are torch's."""
+    found = [v if v is None or v.dtype != x.dtype or v.dtype not in HALVES else as_floats(v)
+             for v in given]
+    return found if all(is_vector(v, size) for v in found) else None
 
 
 def _layer(shape: Sizes, strides: Sizes, threads: int, weight: bool, bias: bool,
-           eps: float) -> Run | None:
+           eps: float, dtype: str) -> Run | None:
     rows = rows_of(shape, strides, threads)
     if rows is None:
         return None
     words = norms.sizes(rows.rows, rows.columns, rows.pitch, rows.columns, eps)
-    launch = launcher(norms.make, ANY, Schedule(), Target.host().row, int(weight), int(bias),
-                      sizes=words)
-    return Run(launch, threads if rows.rows * rows.columns >= LAYER else 1, rows.made)
+    launch = launcher(norms.make, ANY.with_(dtype=dtype), Schedule(), Target.host().row,
+                      int(weight), int(bias), sizes=words)
+    return Run(launch, threads if rows.rows * rows.columns >= LAYER else 1, rows.made,
+               dtype=DTYPES[dtype])
 
 
-_layer_runs = Runs(_layer)
+_layer_runs = Runs(_layer, halves=True)
 
 
 def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None,
@@ -58,10 +68,11 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None,
 
     An activation may follow, any step of core/activations.py without slopes.
     """
-    if x.dim() not in (4, 5) or not (is_vector(weight, x.shape[1]) and is_vector(bias, x.shape[1])):
+    given = _vectors(x, x.shape[1], weight, bias) if x.dim() in (4, 5) else None
+    if given is None:
         return None
     run = _group_runs(x, num_groups, weight is not None, bias is not None, eps, activation)
-    return None if run is None else run(x, weight, bias)
+    return None if run is None else run(x, *given)
 
 
 def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
@@ -73,7 +84,7 @@ def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None =
 
 
 def _group(shape: Sizes, strides: Sizes, threads: int, many: int, weight: bool, bias: bool,
-           eps: float, activation: str | None) -> Run | None:
+           eps: float, activation: str | None, dtype: str) -> Run | None:
     images = as_images(shape, strides)
     pitch = pitch_of(*images)
     if not pitch or many < 1 or shape[1] % many or prod(shape) // many == 1:
@@ -83,9 +94,10 @@ def _group(shape: Sizes, strides: Sizes, threads: int, many: int, weight: bool, 
     n, c, h, w = images[0]
     row = Target.host().row
     words, scratch = groups.sizes(groups.Shape(n, h * w, c, pitch, many), eps, row.lanes)
-    launch = launcher(groups.make, ANY.with_(epilogue=Epilogue(activation=activation)), Schedule(),
-                      row, int(weight), int(bias), sizes=words)
-    return Run(launch, threads if prod(shape) >= GROUP else 1, channels_last(shape), scratch)
+    code = ANY.with_(epilogue=Epilogue(activation=activation), dtype=dtype)
+    launch = launcher(groups.make, code, Schedule(), row, int(weight), int(bias), sizes=words)
+    return Run(launch, threads if prod(shape) >= GROUP else 1, channels_last(shape), scratch,
+               DTYPES[dtype])
 
 
-_group_runs = Runs(_group)
+_group_runs = Runs(_group, halves=True)

@@ -99,9 +99,16 @@ class Steps(NamedTuple):
 
     steps: tuple[Step, ...]
     dtype: str
+    kinds: tuple[str | None, ...] = ()  # where some are of another type
 
     def chain(self, kinds: Sequence[str]) -> Chain:
         return Chain(tuple(kinds), self.steps, self.dtype)
+
+    def operand(self, i: int, layout: Layout, whole: Sizes) -> tuple[str, int] | None:
+        """Kind and pitch of an operand."""
+        found = _operand(layout, whole)
+        is_norm = bool(self.kinds) and self.kinds[i] == "norm"
+        return ("norm", 0) if found is not None and is_norm else found
 
 
 def _run_of(steps: tuple[Step, ...], kinds: Sequence[str | None] | None, layouts: Layouts,
@@ -109,14 +116,19 @@ def _run_of(steps: tuple[Step, ...], kinds: Sequence[str | None] | None, layouts
     count = len(layouts) if is_new else len(layouts) - 1
     dtype = layouts[0][2]
     element = element_of(dtype)
-    if element is None or any(own != dtype or prod(shape) == 0 for shape, _, own in layouts):
+    kinds = kinds or (None,) * count
+    types = [torch.float32 if kind == "norm" else dtype for kind in kinds]
+    if element is None or any(own != want or prod(shape) == 0 for (shape, _, own), want in zip(
+            layouts, (*types, dtype))):
         return None
     tensors = [(tuple(shape), strides) for shape, strides, _ in layouts]
     rank = max(4, *(len(shape) for shape, _ in tensors))
-    given = [_whole(*layout, kind, rank) for layout, kind in zip(
-        tensors[:count], kinds or (None,) * count)]
+    given = [_whole(*layout, kind, rank) for layout, kind in zip(tensors[:count], kinds)]
     to = tensors[count] if len(tensors) > count else None
-    code = Steps(steps, element)
+    code = Steps(steps, element, tuple(kinds) if "norm" in kinds and element != "f32" else ())
+    if code.kinds:  # which lie as channels do, and are of another type
+        run = _in_rows(code, given, to) or _volumes(code, given, to)
+        return run and run._replace(dtype=dtype)
     run = (_flat(code, given, to) or _in_rows(code, given, to) or _volumes(code, given, to)
            or _signals(code, given, to) or (None if to else _moved(code, given)))
     return run and run._replace(dtype=dtype)
@@ -152,7 +164,7 @@ def layouts_of(tensors: Sequence[Tensor]) -> Layouts | None:
 def _whole(shape: Sizes, strides: Sizes, kind: str | None, rank: int) -> Layout:
     """With the sizes of one that a vector for channels, images or pixels has by its kind."""
     behind = (rank - 2) * (1,), (rank - 2) * (0,)
-    if kind == "channel" and len(shape) == 1:
+    if kind in ("channel", "norm") and len(shape) == 1:
         return (1, *shape, *behind[0]), (0, *strides, *behind[1])
     if kind == "each" and len(shape) == 2:
         return (*shape, *behind[0]), (*strides, *behind[1])
@@ -194,7 +206,7 @@ def _in_rows(code: Steps, given: list[Layout], to: Layout | None) -> Run | None:
         return None
     given = [_padded(layout, 4) for layout in given]
     shape = tuple(max(sizes) for sizes in zip(*(shape for shape, _ in given)))
-    found = [_operand(layout, shape) for layout in given]
+    found = [code.operand(i, layout, shape) for i, layout in enumerate(given)]
     made = channels_last(shape)
     pitch = pitch_of(*(to or made)) if to is None or to[0] == shape else 0
     if not pitch or None in found:
@@ -291,7 +303,7 @@ def _made(chain: Chain, extent: tuple[int, int, int], pitches: Sequence[int], pi
     batch, words = sizes(chain, images, rows, columns, pitches, pitch)
     launch = launch_of(Request(make, chain, Schedule(), target.row, (), True), words)
     counts = {"image": (images * rows, columns), "pixel": (images * rows, 1),
-              "each": (images, columns), "channel": (1, columns)}
+              "each": (images, columns), "channel": (1, columns), "norm": (1, columns)}
     spans = [(counts[kind][0] - 1) * own + counts[kind][1]
              for kind, own in zip((*chain.kinds, "image"), (*pitches, pitch))]
     return Run(launch, batch, threads, made, chain.kinds, columns, (*pitches, pitch), tuple(spans),

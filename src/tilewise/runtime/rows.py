@@ -14,7 +14,7 @@ from ..core.remembered import Remembered
 from ..kernels.cpu import memory
 from ..kernels.cpu.emit.launch import Launch
 from .images import pitch_of
-from .sweeps import is_plain
+from .sweeps import is_plain, plain_element
 
 POOLED = 2 << 20  # bytes from which memory of the pool is worth what it takes to get it
 MOST = 512  # runs that are remembered
@@ -65,35 +65,40 @@ class Run(NamedTuple):
     threads: int
     made: tuple[Sizes, Sizes]
     scratch: int = 0  # floats
+    dtype: torch.dtype = torch.float32  # of x and y
 
     def __call__(self, x: Tensor, weight: Tensor | None = None,
                  bias: Tensor | None = None) -> Tensor:
-        y = _empty(*self.made)
+        y = _empty(*self.made, self.dtype)
         between = memory.empty(self.scratch) if self.scratch else None
         self.launch(address(x), address_or_null(weight), address_or_null(bias), 0, address(y),
                     address_or_null(between), 1, self.threads)
         return y
 
 
-def _empty(shape: Sizes, strides: Sizes) -> Tensor:
+def _empty(shape: Sizes, strides: Sizes, dtype: torch.dtype) -> Tensor:
     """A result without gaps, not yet written."""
     count = prod(shape)
-    if 4 * count < POOLED:
-        return memory.noted(torch.empty_strided(shape, strides, dtype=torch.float32))
-    return memory.empty(count).as_strided(shape, strides)
+    if dtype.itemsize * count < POOLED:
+        return memory.noted(torch.empty_strided(shape, strides, dtype=dtype))
+    return memory.empty(count, dtype=dtype).as_strided(shape, strides)
 
 
 class Runs:
-    """What make(shape, strides, threads, *arguments) gave for such tensors and arguments."""
+    """What make(shape, strides, threads, *arguments) gave for such tensors and arguments.
 
-    def __init__(self, make: Callable[..., Run | None]) -> None:
-        self._known = Remembered(make, MOST)
+    With `halves`, those of 16 bits too: the last argument says what they hold.
+    """
+
+    def __init__(self, make: Callable[..., Run | None], halves: bool = False) -> None:
+        self._known, self._halves = Remembered(make, MOST), halves
 
     def __call__(self, x: Tensor, *arguments: Any) -> Run | None:
-        if not is_plain(x) or x.is_neg():
+        element = plain_element(x)
+        if element is None or not (self._halves or element == "f32"):
             return None
         key = (tuple(x.shape), x.stride(), torch.get_num_threads(), *arguments)
-        return self._known[key]
+        return self._known[(*key, element) if self._halves else key]
 
 
 def is_vector(x: Tensor | None, size: int) -> bool:

@@ -294,11 +294,21 @@ def channels_of(bias: Tensor | None, slope: Tensor | None, executable: Executabl
     """What a kernel reads for each of its channels, in the type that it reads."""
     dtype = executable.weight_dtype
     if bias is not None and bias.dtype != dtype:
-        source: Any = weakref.ref(bias)
-        bias = made(("as", str(dtype)), lambda: source().detach().to(dtype), bias).value
+        bias = kept_as(bias, dtype)
     if slope is None:
         return bias
     return joined(bias, slope.to(dtype), executable.plan.problem.k)
+
+
+def kept_as(source: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in another type, the same in every call as long as it does not change."""
+    ref: Any = weakref.ref(source)
+    found: Tensor = made(("as", str(dtype)), lambda: ref().detach().to(dtype), source).value
+    return found
+
+
+def as_floats(source: Tensor) -> Tensor:
+    return kept_as(source, torch.float32)
 
 
 def forget(weight: Tensor) -> None:

@@ -40,6 +40,11 @@ class Platform:
         """Arm's number of the processor, in hexadecimal; empty where the system does not say."""
         return ""
 
+    def family(self) -> str:
+        """Vendor, family and model of the processor, as in GenuineIntel-6-85; empty where the
+        system does not say."""
+        return ""
+
     def processor(self) -> str:
         """The processor's name."""
         return platform.processor() or platform.machine()

@@ -47,11 +47,18 @@ class Linux(Platform):
     def part(self) -> str:
         return _text(ROOT / CPU / "regs/identification/midr_el1")
 
+    def family(self) -> str:
+        found = [_field(name) for name in ("vendor_id", "cpu family", "model")]
+        if all(map(str.isalnum, found)):
+            return "-".join(found)
+        try:
+            number = int(self.part(), 16)
+        except ValueError:
+            return ""
+        return f"arm-{number >> 24 & 0xFF:02x}-{number >> 4 & 0xFFF:03x}"
+
     def processor(self) -> str:
-        for line in _text(ROOT / "proc/cpuinfo").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-        return super().processor()
+        return _field("model name") or super().processor()
 
     def huge_pages(self) -> str:
         return _text(ROOT / PAGES / "enabled").partition("[")[2].partition("]")[0] or "unknown"
@@ -97,10 +104,16 @@ def _told() -> frozenset[str]:
 
 def _listed() -> frozenset[str]:
     """By a file, for the first CPU."""
+    return frozenset(_field("flags").split())
+
+
+def _field(name: str) -> str:
+    """What /proc/cpuinfo says of the first CPU."""
     for line in _text(ROOT / "proc/cpuinfo").splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
+        found, _, value = line.partition(":")
+        if found.strip() == name:
+            return value.strip()
+    return ""
 
 
 def _bytes(text: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
-from ..emit import ELEMENTS, F32, F64, Function, Index, Module, Pointer, Vector
+from ..emit import ELEMENTS, F32, F64, Element, Function, Index, Module, Pointer, Vector
 from ..emit.sizes import InCode
 from ..emit.threads import BIAS, SCRATCH, WEIGHT, X, Y, emit_entry, emit_region
 from ..emit.tiling import ceil_div
@@ -77,7 +77,8 @@ class Sums:
 
 def make(p: Problem, s: Schedule, isa: Isa, weight: int, bias: int) -> Module:
     """x to y; with a weight and a bias of as many values as channels, or without."""
-    return in_passes(isa, part_sums, lambda f: _merge(f, weight, bias), lambda f: _sweep(f, p))
+    return in_passes(isa, lambda f: part_sums(f, ELEMENTS[p.dtype]),
+                     lambda f: _merge(f, weight, bias), lambda f: _sweep(f, p))
 
 
 def in_passes(isa: Isa, *bodies: Callable[[Function], None]) -> Module:
@@ -105,13 +106,13 @@ def tasks_of(name: str) -> Callable[[Function, Pointer], Index]:
 # sums of a part
 
 
-def part_sums(f: Function) -> None:
+def part_sums(f: Function, element: Element = ELEMENTS["f32"]) -> None:
     """Of the values and their squares, over a part of an image."""
     z = InCode(f, None, SIZES)
     image, part = f.task // z.parts, f.task % z.parts
     first, channels, pitch = part * z.part, z.channels, z.pitch
     last = (first + z.part).minimum(z.pixels)
-    x = f.frame.load_pointer(X) + image * z.pixels * pitch
+    x = f.frame.load_pointer(X, element) + image * z.pixels * pitch
     sums, squares = Sums(f).sums(image, part)
     zero = f.vector(0.0, work=F64)
     each_columns(f, z.padded, 1, lambda parts: put(parts[0], (sums, squares), (zero, zero)))
@@ -210,8 +211,8 @@ def _sweep(f: Function, p: Problem) -> None:
     image, first, channels, pitch, to = task // z.tasks, task % z.tasks * z.task, z.channels, (
         z.pitch), z.to
     last = (first + z.task).minimum(z.pixels)
-    x = f.frame.load_pointer(X) + image * z.pixels * pitch
-    y = f.frame.load_pointer(Y) + image * z.pixels * to
+    x, y = (f.frame.load_pointer(place, ELEMENTS[p.dtype]) + image * z.pixels * apart
+            for place, apart in ((X, pitch), (Y, to)))
     tables = Sums(f).tables(image)
     with f.loop(last, start=first) as row:  # one pixel after the other, as memory likes it
         read, written = x + row.i * pitch, y + row.i * to

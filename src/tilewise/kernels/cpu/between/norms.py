@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
-from ..emit import Function, Index, Module, Pointer, Vector
+from ..emit import ELEMENTS, Function, Index, Module, Pointer, Vector
 from ..emit.sizes import InCode
 from ..emit.threads import BIAS, WEIGHT, X, Y, emit_entry, emit_region
 from ..emit.tiling import ceil_div
@@ -48,7 +48,8 @@ def make(p: Problem, s: Schedule, isa: Isa, weight: int, bias: int) -> Module:
         common = _Rows(z.columns, float_word(f, SIZES, "share"), float_word(f, SIZES, "eps", 1),
                        f.frame.load_pointer(WEIGHT) if weight else None,
                        f.frame.load_pointer(BIAS) if bias else None)
-        x, y, pitch, to = f.frame.load_pointer(X), f.frame.load_pointer(Y), z.pitch, z.to
+        x, y = (f.frame.load_pointer(place, ELEMENTS[p.dtype]) for place in (X, Y))
+        pitch, to = z.pitch, z.to
         first = f.task * z.task_rows
 
         def some(row: Index, many: int) -> None:

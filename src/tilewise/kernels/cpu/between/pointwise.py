@@ -24,7 +24,8 @@ from ..emit.tiling import ceil_div
 from .epilogue import EMITTERS
 
 KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
-OPERANDS = ("image", "channel", "each", "pixel")
+OPERANDS = ("image", "channel", "each", "pixel", "norm")
+PER_CHANNEL = ("channel", "each", "norm")
 PLACES = (X, WEIGHT, BIAS, RESIDUAL)  # words of the operands' addresses
 WORTH = 1 << 14  # floats that are worth a task
 SHORT, LONG = 4, 2  # vectors at once, of chains that wait for memory and of those that compute
@@ -58,7 +59,8 @@ class Chain:
 
     Attributes:
         kinds: What each operand has a value for: "image", all pixels and channels; "channel", the
-            channels; "each", the channels of each image; "pixel", the pixels.
+            channels; "each", the channels of each image; "pixel", the pixels; "norm", the
+            channels, in float32 whatever the others are.
         steps: Names of arithmetic or of activations, each with its arguments.
         dtype: What operands and the result are in memory; steps are float32.
 
@@ -83,7 +85,8 @@ class Chain:
     @cached
     def code(self) -> str:
         """A vector for all images is one for each, no floats apart."""
-        kinds = " ".join(kind.replace("channel", "each") for kind in self.kinds)
+        alike = {"channel": "each", **({"norm": "each"} if self.dtype == "f32" else {})}
+        kinds = " ".join(alike.get(kind, kind) for kind in self.kinds)
         kinds += "" if self.dtype == "f32" else f" of {self.dtype}"
         return "|".join([kinds, *(" ".join([_canonical(name), *map(repr, args)])
                                   for name, *args in self.steps)])
@@ -155,12 +158,13 @@ def make(chain: Chain, s: Schedule, isa: Isa) -> Module:
         rows, columns, end, pitch = z.rows, z.columns, z.end, z.pitch
         pitches = [getattr(z, f"pitch{i}") for i in range(len(chain.kinds))]
         element = ELEMENTS[chain.dtype]
-        operands = [f.frame.load_pointer(place, element) for place in PLACES[:len(chain.kinds)]]
+        operands = [f.frame.load_pointer(place, ELEMENTS["f32"] if kind == "norm" else element)
+                    for kind, place in zip(chain.kinds, PLACES)]
         y, task_rows, tasks = f.frame.load_pointer(Y, element), z.task_rows, z.tasks
         image, first = f.task // tasks, f.task % tasks * task_rows
         with f.loop((first + task_rows).minimum(rows), start=first) as row:
             at = image * rows + row.i
-            starts = [operand + (image if kind in ("channel", "each") else at) * own
+            starts = [operand + (image if kind in PER_CHANNEL else at) * own
                       for kind, operand, own in zip(chain.kinds, operands, pitches, strict=True)]
             emit_row(f, chain, starts, y + at * pitch, (end - at * columns).minimum(columns))
     emit_entry(m, [emit_region(m, "all", lambda f, frame: frame.load_index(BATCH) * InCode(

@@ -65,11 +65,11 @@ def _each_tap_row(f: Function, g: Geometry, row: Function, sums: Pointer, line: 
     """One row of the gradient against every input row that it saw."""
     p = g.p
     image, top = line // p.conv_h, line % p.conv_h * p.stride[0] - p.padding[0]
-    grad = f.frame.load_pointer(WEIGHT) + line * (p.conv_w * p.c)
+    grad = f.frame.load_pointer(WEIGHT, g.image) + line * (p.conv_w * p.c)
     for r in range(p.r):
         y = top + r * p.dilation[0]
         with f.when((y >= 0) & (y < p.h)):
-            x = f.frame.load_pointer(X) + (image * p.h + y) * (p.w * p.c)
+            x = f.frame.load_pointer(X, g.image) + (image * p.h + y) * (p.w * p.c)
             f.call(row, x, grad, sums + r * p.s * g.padded)
 
 
@@ -92,7 +92,7 @@ def _tap(f: Function, g: Geometry, s: int, c: Index, counts: list[int]) -> None:
     """One tap of some vectors of channels."""
     p, (first, last) = g.p, g.columns(s)
     column = first * p.stride[1] + s * p.dilation[1] - p.padding[2]
-    x, grad = f.x + (c + column * p.c), f.grad + (c + first * p.c)
+    x, grad = (f.x.of(g.image) + (c + column * p.c), f.grad.of(g.image) + (c + first * p.c))
     zeros: list[Vector] = [f.vector(0.0) for _ in counts]
     with f.loop(last - first, carry=[x, grad, *zeros]) as col:
         x, grad, *acc = col.values
@@ -109,7 +109,7 @@ def _finish(f: Function, g: Geometry) -> None:
     """All taps of one channel, the parts in their order."""
     taps = g.p.r * g.p.s
     sums = f.frame.load_pointer(SCRATCH) + f.task
-    to = f.frame.load_pointer(Y) + f.task * taps
+    to = f.frame.load_pointer(Y, g.image) + f.task * taps
     with f.loop(taps) as tap:
         here = sums + tap.i * g.padded
         total = here.load(lanes=1)

@@ -61,7 +61,7 @@ class Gradient(OuterSums):
                 row, to = f.top + r * p.dilation[0], f.to + r * p.s * p.group_c
                 with f.either((row >= 0) & (row < p.h)) as (inside, outside):
                     with inside:
-                        self._unroll_row(f, f.x + row * (p.w * p.c), to)
+                        self._unroll_row(f, f.x.of(self.g.image) + row * (p.w * p.c), to)
                     with outside:
                         emit_zero(f, to, f.index(p.s * p.group_c))
         return f
@@ -93,7 +93,8 @@ class Gradient(OuterSums):
             image, place = pixel // g.items, pixel % g.items
             top = place // p.conv_w * p.stride[0] - p.padding[0]
             left = place % p.conv_w * p.stride[1] - p.padding[2]
-            x = f.frame.load_pointer(X) + (image * (p.h * p.w * p.c) + group.i * p.group_c)
+            x = f.frame.load_pointer(X, g.image) + (image * (p.h * p.w * p.c)
+                                                    + group.i * p.group_c)
             f.call(self.unroll, x, row, top, left)
             v = scratch + group.i * g.v_position
             with f.loop(g.c_padded, step=g.lanes) as c:
@@ -102,7 +103,7 @@ class Gradient(OuterSums):
                                 pixel * p.k + group.i * p.group_k)
 
     def _read_gradient(self, f: Function, mm: Pointer, item: Index, at: Index) -> None:
-        g, grad = self.g, f.frame.load_pointer(WEIGHT) + at
+        g, grad = self.g, f.frame.load_pointer(WEIGHT, self.g.image) + at
         whole = g.rows // g.lanes * g.lanes
         with f.loop(whole, step=g.lanes) as k:
             mm.store((grad + k.i).load(), g.m_at(item, k.i))
@@ -115,7 +116,7 @@ class Gradient(OuterSums):
         with self.m.function("finish", **KINDS) as f:
             group, k = f.task // p.group_k, f.task % p.group_k
             u = f.frame.load_pointer(SCRATCH) + group * g.u_position
-            to = f.frame.load_pointer(Y) + f.task * (p.group_c * taps)
+            to = f.frame.load_pointer(Y, g.image) + f.task * (p.group_c * taps)
             with f.loop(taps) as tap, f.loop(p.group_c) as c:
                 here = u + g.u_at(tap.i * p.group_c + c.i, k)
                 total = here.load(lanes=1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...winograd_math import Matrix
 from ..emit import Function, Index, Module, Pointer, Vector
+from ..emit.elements import FLOAT32, Element
 from .transforms import transform
 
 
@@ -21,6 +22,7 @@ class Windows:
     cols: int
     step: tuple[int, int]
     padding: tuple[int, int]  # above and to the left of the image
+    element: Element = FLOAT32  # what it holds
 
 
 class WindowReader:
@@ -53,8 +55,9 @@ class WindowReader:
 
         def load(i: int, j: int) -> Vector:
             if border:
-                return (f.x.load_pointer(i * windows.cols + j) + c).load(count=count)
-            return (f.x + c).load((i * windows.w + j) * windows.c, count=count)
+                at = f.x.load_pointer(i * windows.cols + j, windows.element)
+                return (at + c).load(count=count)
+            return (f.x.of(windows.element) + c).load((i * windows.w + j) * windows.c, count=count)
 
         def store(i: int, j: int, value: Vector) -> None:
             to.store(value, (i * across + j) * self.position)

@@ -84,10 +84,12 @@ class Gradient(OuterSums):
         g, p, s = self.g, self.p, self.s
         step, start = (s.tile_h, s.tile_w), (p.padding[0], p.padding[2])
         inputs = WindowReader(
-            self.m, f"input{name}", Windows(p.h, p.w, p.c, g.down.n, g.across.n, step, start),
+            self.m, f"input{name}",
+            Windows(p.h, p.w, p.c, g.down.n, g.across.n, step, start, g.image),
             (g.down.BT[rows], g.across.BT), lambda c: g.v_at(c.f.index(0), c), g.v_position)
         gradients = WindowReader(
-            self.m, f"gradient{name}", Windows(p.conv_h, p.conv_w, p.k, *step, step, (0, 0)),
+            self.m, f"gradient{name}",
+            Windows(p.conv_h, p.conv_w, p.k, *step, step, (0, 0), g.image),
             (_transposed(g.down.AT)[rows], _transposed(g.across.AT)),
             lambda k: g.m_at(k.f.index(0), k), g.m_position)
         return inputs, gradients
@@ -97,7 +99,7 @@ class Gradient(OuterSums):
         g, (inputs, gradients) = self.g, self.readers[band]
         zeros, table = scratch + g.own_start, f.words(g.positions)
         emit_zero(f, zeros, f.index(g.own_floats))
-        x, grad = f.frame.load_pointer(X), f.frame.load_pointer(WEIGHT)
+        x, grad = (f.frame.load_pointer(place, g.image) for place in (X, WEIGHT))
         with f.loop(stop, start=start) as t:
             image, rest = (first + t.i) // g.items, (first + t.i) % g.items
             place = image, rest // g.tile_cols, rest % g.tile_cols
@@ -108,7 +110,7 @@ class Gradient(OuterSums):
         """dW of one output channel: the sums of all parts, transformed back."""
         g, p = self.g, self.p
         with self.m.function("finish", **KINDS) as f:
-            to = f.frame.load_pointer(Y) + f.task * (p.c * p.r * p.s)
+            to = f.frame.load_pointer(Y, g.image) + f.task * (p.c * p.r * p.s)
             whole = p.c // g.lanes * g.lanes
             with f.loop(whole, step=g.lanes) as c:
                 self._finish_vector(f, to, c.i, g.lanes)
