@@ -48,7 +48,7 @@ def mask_bytes(pixels: int, channels: int, lanes: int) -> int:
 
 
 def make(p: Problem, s: Schedule, isa: Isa, weight: int, bias: int, masked: int,
-         streaming: int) -> Module:
+         streaming: int = 0) -> Module:
     """x, and a residual, to y; `masked`: and to bits of which values a gradient passes.
 
     `streaming`: y is written past the caches.
@@ -140,7 +140,7 @@ def _sweep(f: Function, p: Problem, masked: int, streaming: bool) -> None:
 
 
 def make_backward(p: Problem, s: Schedule, isa: Isa, masked: int, kept: int,
-                  streaming: int) -> Module:
+                  streaming: int = 0) -> Module:
     """x, the gradient of a result, to y, that of what was normalised, and those of the parameters.
 
     WEIGHT is what was normalised, BIAS the tables of the forward pass. `kept`: the gradient before
