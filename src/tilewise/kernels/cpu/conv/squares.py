@@ -17,42 +17,42 @@ ITEMS_A_TASK = 4
 KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 
 
-def emit_squares(sums: Any) -> None:
+def emit_squares(outer: Any) -> None:
     """The two regions of an `OuterSums`."""
-    g, m = sums.g, sums.m
+    g, m = outer.g, outer.m
     with m.function("read", **KINDS) as reading:
-        _read(sums, reading)
+        _read(outer, reading)
     with m.function("square", **KINDS) as square:
-        _square(sums, square)
+        _square(outer, square)
 
     def handfuls(f: Function, frame: Pointer) -> Index:
-        return (_blocks(sums, f) * sums.s.tiles + (ITEMS_A_TASK - 1)) // ITEMS_A_TASK
+        return (_blocks(outer, f) * outer.s.tiles + (ITEMS_A_TASK - 1)) // ITEMS_A_TASK
 
     squares = ceil_div(g.k_padded, g.square_k) * ceil_div(g.c_padded, g.square_c)
     emit_entry(m, [emit_region(m, "items", handfuls, reading),
                    emit_region(m, "squares", lambda f, frame: squares, square)])
 
 
-def _blocks(sums: Any, f: Function) -> Index:
+def _blocks(outer: Any, f: Function) -> Index:
     """Of items; one also where there is nothing to sum."""
-    blocks: Index = ((sums.total(f) + (sums.s.tiles - 1)) // sums.s.tiles).maximum(1)
+    blocks: Index = ((outer.total(f) + (outer.s.tiles - 1)) // outer.s.tiles).maximum(1)
     return blocks
 
 
-def _read(sums: Any, f: Function) -> None:
+def _read(outer: Any, f: Function) -> None:
     """Some items; those that fill up the last block are zeros."""
-    g, scratch, total = sums.g, f.frame.load_pointer(SCRATCH), sums.total(f)
+    g, scratch, total = outer.g, f.frame.load_pointer(SCRATCH), outer.total(f)
     start = f.task * ITEMS_A_TASK
-    stop = (start + ITEMS_A_TASK).minimum(_blocks(sums, f) * sums.s.tiles)
+    stop = (start + ITEMS_A_TASK).minimum(_blocks(outer, f) * outer.s.tiles)
     there = stop.minimum(total)
-    sums.read(f, scratch, f.index(0), start, there)
+    outer.read(f, scratch, f.index(0), start, there)
     with f.loop(g.positions) as position:
-        sums.clear(f, scratch, position.i, start.maximum(total), stop)
-        sums.clear_lanes(f, scratch, position.i, there, start)
+        outer.clear(f, scratch, position.i, start.maximum(total), stop)
+        outer.clear_lanes(f, scratch, position.i, there, start)
 
 
-def _square(sums: Any, f: Function) -> None:
-    g, panels = sums.g, f.frame.load_pointer(SCRATCH)
+def _square(outer: Any, f: Function) -> None:
+    g, panels = outer.g, f.frame.load_pointer(SCRATCH)
     across = ceil_div(g.c_padded, g.square_c)
     k, c = f.task // across * g.square_k, f.task % across * g.square_c
     u = panels + (f.worker * g.worker_floats + g.part_floats)
@@ -60,21 +60,21 @@ def _square(sums: Any, f: Function) -> None:
         v = panels + position.i * g.v_position
         mm = panels + (position.i * g.m_position + g.m_start)
         to = u + position.i * g.square_position
-        _multiply(sums, f, (mm, v, to), k, c, f.index(0), True)
-        with f.loop(_blocks(sums, f), start=1) as block:
-            _multiply(sums, f, (mm, v, to), k, c, block.i, False)
-    sums.finish_square(f, u, k, c)
+        _multiply(outer, f, (mm, v, to), k, c, f.index(0), True)
+        with f.loop(_blocks(outer, f), start=1) as block:
+            _multiply(outer, f, (mm, v, to), k, c, block.i, False)
+    outer.finish_square(f, u, k, c)
 
 
-def _multiply(sums: Any, f: Function, places: tuple[Pointer, Pointer, Pointer], k: Index, c: Index,
+def _multiply(outer: Any, f: Function, places: tuple[Pointer, Pointer, Pointer], k: Index, c: Index,
               block: Index, first: bool) -> None:
     """A block of items at one position."""
-    g, s, (mm, v, u), zero = sums.g, sums.s, places, f.index(0)
+    g, s, (mm, v, u), zero = outer.g, outer.s, places, f.index(0)
     wide = ((g.c_padded - c) // g.width).minimum(g.square_c // g.width)
     high = ((g.k_padded - k) // s.rows).minimum(g.square_k // s.rows)
     with f.loop(wide) as i, f.loop(high) as j:
         row = j.i * s.rows
-        f.call(sums.products[first],
+        f.call(outer.products[first],
                mm + (block * (s.tiles * g.k_padded) + g.m_at(zero, k + row)),
                v + (block * (s.tiles * g.c_padded) + g.v_at(zero, c + i.i * g.width)),
                u + (i.i * (g.square_k * g.width) + row * g.width))

@@ -144,7 +144,8 @@ def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Ta
 
     from .. import memory
 
-    launch, floats = RUNS[(make, geometry, p, s, t.row, *more)]
+    key = (make, geometry, p, s, t.row, *more)
+    launch, floats = RUNS[key]
     u, strides = memory.empty(floats), torch.tensor(weight.stride())
     launch(address(strides), address(weight), 0, 0, address(u), 0, 1, t.threads)
     return u
