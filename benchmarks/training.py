@@ -5,11 +5,14 @@
     python benchmarks/training.py vgg16 --batch 8 --precision highest high --no-compile
     python benchmarks/training.py vgg16 --batch 8 --memory tilewise     # peak of one contender
     python benchmarks/training.py resnet50 mobilenet_v2 --batch 8       # of the zoo
+    python benchmarks/training.py resnet18 --losses 20                  # no times: losses alone
 
 Torch's best is the best of eager contiguous, eager channels-last and torch.compile on
 channels-last. Dropout and stochastic depth are off, so that all compute the same: their losses are
 compared first. Nets that end in images learn to make zeros. The ratio by rounds is the median of
 the ratios within a round.
+--losses compares the losses of the first steps and fails where ours is further from torch's than
+EQUAL, or than SPREAD times as far as torch's layouts are from each other.
 --precision are settings of torch.set_float32_matmul_precision that tilewise runs under; torch runs
 under "highest", float32.
 """
@@ -34,6 +37,7 @@ from tilewise.models import MODELS
 
 CONTENDERS = ("eager nchw", "eager nhwc", "compiled", "tilewise")
 SPREAD = 4  # times that torch's forms differ, which is admitted after the first step
+EQUAL = 1e-4  # losses of the first steps, relative
 APART = {"highest": 1e-3, "high": 1e-3, "medium": 2e-2}  # losses, relative
 
 
@@ -104,6 +108,22 @@ def check(losses: dict[str, list[float]], theirs: int) -> None:
             assert abs(found[step] - first) < most, (one, losses)
 
 
+def compare_losses(name: str, args) -> None:
+    """Of so many steps from the same weights, on the same images."""
+    model, (x, labels) = made(name), data(name, args)
+    found = {}
+    for one in ("eager nchw", "eager nhwc", "tilewise"):
+        step = contender(one, model, x, labels)
+        found[one] = [step() for _ in range(args.losses)]
+    first, other, ours = found.values()
+    spread = max(abs(a - b) / abs(a) for a, b in zip(first, other, strict=True))
+    far = max(abs(a - b) / abs(a) for a, b in zip(first, ours, strict=True))
+    print(f"{name} batch {args.batch}, {args.losses} steps from loss {first[0]:.4f} to "
+          f"{first[-1]:.4f}: ours within {far:.1e} of torch's, torch's layouts within {spread:.1e}",
+          flush=True)
+    assert far < max(EQUAL, SPREAD * spread), found
+
+
 def compare(name: str, args) -> None:
     model, (x, labels) = made(name), data(name, args)
     ours = ["tilewise" if one == "highest" else f"tilewise {one}" for one in args.precision]
@@ -139,9 +159,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--precision", nargs="+", choices=APART, default=["highest"])
+    parser.add_argument("--losses", type=int, default=0, help="steps whose losses are compared")
     parser.add_argument("--memory", choices=CONTENDERS, help="run one alone, print its peak")
     args = parser.parse_args()
     for name in args.models:
+        if args.losses:
+            compare_losses(name, args)
+            continue
         if not args.memory:
             compare(name, args)
             continue

@@ -173,7 +173,7 @@ MUTATIONS = {
         replaced(outer_amx, "transpose", lambda f, rows: rows), "cpu_direct_weight_bf16", WEIGHT,
         PIXELS),
     "items that do not exist are not cleared": Mutation(
-        replaced(outer.OuterSums, "_clear", lambda *_: None), "cpu_direct_weight_bf16", WEIGHT,
+        replaced(outer.OuterSums, "clear", lambda *_: None), "cpu_direct_weight_bf16", WEIGHT,
         PIXELS),
     "the next block of items forgets the sums": Mutation(
         always(outer_amx, fresh=True), "cpu_winograd_weight_bf16x3", WEIGHT, BANDS),

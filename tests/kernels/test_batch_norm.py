@@ -19,6 +19,7 @@ from tilewise.core.schedule import Schedule
 from tilewise.core.target import Target
 from tilewise.kernels.cpu.between import batch_norm, derivatives
 from tilewise.kernels.cpu.emit.launch import launcher
+from tilewise.runtime import batch_norm as run_time
 
 HOST = Target.host(threads=2)
 ROWS = [name for name, row in ISA.items() if row.lanes <= HOST.lanes
@@ -200,3 +201,26 @@ def outcomes() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_fault_is_noticed(outcomes: dict[str, list[str]], name: str) -> None:
     faults.assert_noticed(outcomes[name])
+
+
+@pytest.mark.parametrize("channels", [HOST.lanes, 3 * HOST.lanes])
+def test_results_past_the_caches_have_the_same_bits(monkeypatch: pytest.MonkeyPatch,
+                                                    channels: int) -> None:
+    rng = torch.Generator().manual_seed(channels)
+    x, grad, residual = (torch.randn(2, 37, 41, channels, generator=rng).permute(0, 3, 1, 2)
+                         for _ in range(3))
+    found, asked = [], []
+    streams = run_time._streams
+    monkeypatch.setattr(run_time, "_streams", lambda *a: asked.append(streams(*a)) or asked[-1])
+    for large in (1 << 40, 1):
+        monkeypatch.setattr(run_time, "LARGE", large)
+        for known in (run_time._forward, run_time._backward):
+            known.clear()
+        y, statistics = run_time.forward(x, residual, None, None, 1e-5, "relu")
+        found.append((y, run_time.backward(grad, x, statistics, "relu", 1e-5, True)))
+    assert asked == [0, 0, *[int(HOST.lanes == 16)] * 2]
+    (y, gradients), (other, others) = found
+    assert torch.equal(y, other)
+    assert torch.equal(gradients.x, others.x)
+    assert gradients.residual is not None
+    assert torch.equal(gradients.residual, others.residual)

@@ -52,6 +52,7 @@ DATA = "n2c5h9w19k21r3s3p1_f32_backward_data"
 FEW_TILES = "n1c210h6w7k37r3s3p1_f32_forward+bias"
 FILTERS = {"order": "filters", "tile_h": 2, "tile_w": 2, "k_parts": 1}
 WEIGHT = "n2c5h9w19k21r3s3p1_f32_backward_weight"
+SQUARES = {"order": "squares", "parts": 1, "tiles": 7, "blocks": 16}
 DEPTHWISE_WEIGHT = "n2c21h9w19k21r3s3p1g21_f32_backward_weight"
 
 
@@ -271,11 +272,20 @@ MUTATIONS = {
     "windows are shifted": Mutation(
         replaced(winograd_weight, "Windows", shifted_windows), "cpu_winograd_weight", WEIGHT),
     "what no tile was read into stays": Mutation(
-        replaced(outer.OuterSums, "_clear", lambda *_: None), "cpu_winograd_weight", WEIGHT,
+        replaced(outer.OuterSums, "clear", lambda *_: None), "cpu_winograd_weight", WEIGHT,
         {"tiles": 7}),
     "what no pixel was read into stays": Mutation(
-        replaced(outer.OuterSums, "_clear", lambda *_: None), "cpu_direct_weight", WEIGHT,
+        replaced(outer.OuterSums, "clear", lambda *_: None), "cpu_direct_weight", WEIGHT,
         {"tiles": 7}),
+    "what no tile of a square was read into stays": Mutation(
+        replaced(outer.OuterSums, "clear", lambda *_: None), "cpu_winograd_weight", WEIGHT,
+        SQUARES),
+    "a square begins a vector late": Mutation(
+        changed(outer.OuterGeometry, "square_position", lambda floats: floats - 16),
+        "cpu_winograd_weight", WEIGHT, SQUARES),
+    "squares of workers overlap": Mutation(
+        changed(outer.OuterGeometry, "worker_floats", lambda floats: 0), "cpu_winograd_weight",
+        WEIGHT, SQUARES),
     "a part of the tiles is left out": Mutation(
         without_parts(winograd_weight.Gradient), "cpu_winograd_weight", WEIGHT, {"parts": 2}),
     "a part of the pixels is left out": Mutation(

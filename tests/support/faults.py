@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from tilewise.algorithms.common import GEOMETRIES
 from tilewise.bench.guarded import Mismatch
 from tilewise.kernels.cpu.emit import launch
-from tilewise.kernels.cpu.prepare import direct
+from tilewise.kernels.cpu.prepare import direct, winograd
 
 from .harness import in_process
 
@@ -46,7 +47,8 @@ def patched(apply: Patch) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as cache:
         patch.setenv("TILEWISE_CACHE_DIR", cache)
         launch.KERNELS.clear()
-        direct.PACKERS.clear()
+        for known in (direct.PACKERS, winograd.MAKERS, winograd.RUNS, GEOMETRIES):
+            known.clear()
         apply(patch)
         yield
 

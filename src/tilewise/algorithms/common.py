@@ -8,6 +8,7 @@ from ..core.activations import ACTIVATIONS
 from ..core.algorithm import Algorithm, certain_error
 from ..core.isa import ISA_ROWS, NATIVE, widens
 from ..core.problem import DTYPES, Problem
+from ..core.remembered import Remembered
 from ..core.schedule import Schedule
 from ..core.target import Target
 
@@ -74,7 +75,7 @@ class PanelAlgorithm(CpuAlgorithm):
         from ..kernels.cpu.prepare import direct, mirrored
 
         if p.weight_bytes >= LARGE or direct.is_worth(t.row):
-            return direct.prepare(self._geometry(p, t, s), t, weight)
+            return direct.prepare(GEOMETRIES[self, p, t, s], t, weight)
         plain = weight.tensor() if isinstance(weight, mirrored.Mirrored) else weight
         return super().prepare(p, t, s, plain)
 
@@ -83,6 +84,10 @@ class PanelAlgorithm(CpuAlgorithm):
 
         packs = [direct.request_of(t.row)] if p.weight_bytes >= LARGE else []
         return [self.request(p, t, s), *packs]
+
+
+# a weight that learns is packed in every step, and its geometry would take longer
+GEOMETRIES: Remembered[Any] = Remembered(lambda self, p, t, s: self._geometry(p, t, s))
 
 
 def cpu_f32_forward(p: Problem, t: Target, grid: bool = False, pitch: bool = False,

@@ -105,6 +105,10 @@ class CpuPhases(Algorithm):
         return [(self.algorithms[name], Schedule(**tunables))
                 for name, tunables in json.loads(s.parts)]
 
+    def _known(self, s: Schedule) -> list[Choice]:
+        """The same, read once: weights that learn are prepared in every step."""
+        return _read(self, s)
+
     def _parts(self, p: Problem, s: Schedule) -> list[tuple[Phase, Algorithm, Schedule]]:
         return [(phase, a, s_)
                 for phase, (a, s_) in zip(phases(p), self._choices(s), strict=True)]
@@ -134,7 +138,7 @@ class CpuPhases(Algorithm):
         from ..kernels.cpu.prepare.mirrored import mirrored
 
         made = []
-        for phase, (a, s_) in zip(weights(p), self._choices(s), strict=True):
+        for phase, (a, s_) in zip(weights(p), self._known(s), strict=True):
             own = weight[:, :, _forward(phase.rows), _forward(phase.cols)]
             made.append(a.prepare(phase.problem, t, s_, mirrored(own, p.groups, a.by_strides)))
         return _joined(made)
@@ -163,6 +167,11 @@ class CpuPhases(Algorithm):
             return found
 
         return launch
+
+
+@lru_cache(maxsize=1024)
+def _read(self: CpuPhases, s: Schedule) -> list[Choice]:
+    return self._choices(s)
 
 
 @lru_cache(maxsize=4096)

@@ -30,6 +30,8 @@ FARTHER = 4.5  # bytes a cycle that a core gets of larger ones
 TILES = tuple(range(1, 129))  # a longer sum in registers would round worse
 BLOCKS = (1, 2, 4, 8, 16)
 ORDERS = ("parts", "bands", "shared")
+SQUARES = (1, 2, 3, 4, 6, 8)  # sides, in vectors
+FEW = 64  # tiles: their sums are larger than they, and are not to travel
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -37,7 +39,7 @@ class CpuWinogradWeight(CpuAlgorithm):
     """Tiles of the input against tiles of the gradient, summed in blocks."""
 
     name = "cpu_winograd_weight"
-    version = 2
+    version = 3
     directions = frozenset({"backward_weight"})
     fuses = frozenset()
     exact_on_integers = False
@@ -61,16 +63,18 @@ class CpuWinogradWeight(CpuAlgorithm):
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
-            return tile_fits(t, s) and is_legal(p, t, s)
+            return tile_fits(t, s) and is_legal(p, t, s) and is_square(p.n * tiles_of(p, s), s)
 
-        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=ORDERS, tiles=TILES, blocks=BLOCKS,
-                     parts=PARTS, rows=(1, 2, 4, 8, 16), vectors=(1, 2, 3, 4, 5, 6),
-                     unroll=(1, 2, 4))
+        return Space(legal, tile_h=SIZES, tile_w=SIZES, order=(*ORDERS, "squares"), tiles=TILES,
+                     blocks=BLOCKS, parts=PARTS, rows=(1, 2, 4, 8, 16),
+                     vectors=(1, 2, 3, 4, 5, 6), unroll=(1, 2, 4), square=SQUARES)
 
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p, t)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
+        if s.order == "squares":
+            return _squares_cost(p, t, s)
         if s.order == "bands":
             return near_cost(p, t, s, lambda *block: block_cycles(t, s, *block))
         return _cost(p, t, s)
@@ -80,8 +84,13 @@ def is_legal(p: Problem, t: Target, s: Any) -> bool:
     """All that is asked of a schedule, but that its tile fits."""
     return ((s.vectors - 1) * t.lanes < p.c and s.tile_h * s.tile_w > 1
             and (p.r > 1 or s.tile_h == 1) and (p.s > 1 or s.tile_w == 1)
-            and (s.order == "shared" or s.blocks == 1)
-            and (s.order != "shared" or s.parts == 1))
+            and (s.order in ("shared", "squares") or s.blocks == 1)
+            and (s.order not in ("shared", "squares") or s.parts == 1))
+
+
+def is_square(items: int, s: Any) -> bool:
+    """Whether squares hold all items at once; in other orders there are none."""
+    return items <= s.tiles * s.blocks if s.order == "squares" else bool(s.square == 1)
 
 
 def _cost(p: Problem, t: Target, s: Any) -> float:
@@ -103,6 +112,21 @@ def _cost(p: Problem, t: Target, s: Any) -> float:
     tasks, regions = (s.parts, 2) if s.order == "parts" else (
         positions, 3 * max(1, math.ceil(tiles / (s.tiles * s.blocks))))
     return seconds(t, cycles, p.bytes, tasks, regions)
+
+
+def _squares_cost(p: Problem, t: Target, s: Any) -> float:
+    """Items travel once for each row or column of squares, sums hardly."""
+    items, positions = p.n * tiles_of(p, s), (s.tile_h + p.r - 1) * (s.tile_w + p.s - 1)
+    c, k = padded(t, s, p.c, p.k)
+    blocks, side = max(1, math.ceil(items / s.tiles)), s.square * t.lanes
+    squares = math.ceil(k / side) * math.ceil(c / side)
+    near = 4.0 * positions * side * side
+    panels = 4.0 * items * positions  # of one channel
+    far = (panels * 2 * side * squares + 2 * panels * (c + k)) / FAR
+    far += squares * near * min(1.0, max(0.0, near / t.l2 - 0.75)) / FAR
+    cycles = (_transforms(p, t, s) * items + blocks * positions * block_cycles(t, s, c, k, s.tiles)
+              + 0.5 * far + 9.0 * positions * c * k / t.lanes)
+    return seconds(t, cycles, p.bytes, squares, 2)
 
 
 def near_cost(p: Problem, t: Target, s: Any,
@@ -184,13 +208,16 @@ def _likely(p: Problem, t: Target, tile_h: int, tile_w: int) -> list[Schedule]:
     vectors = max(v for v in (1, 2, 3, 4) if fits(t, rows, v) and (v - 1) * t.lanes < p.c)
     vectors = min(range(1, vectors + 1), key=lambda v: (-(-p.c // (v * t.lanes)) * v, -v))
     common: Any = {"tile_h": tile_h, "tile_w": tile_w, "rows": rows, "vectors": vectors,
-                   "unroll": 4}
+                   "unroll": 4, "square": 1}
     total = max(1, p.n * math.ceil(p.conv_h / tile_h) * math.ceil(p.conv_w / tile_w))
     sums = 4 * (tile_h + p.r - 1) * (tile_w + p.s - 1) * p.c * p.k
     if sums <= 2.5 * t.l2:
         parts = max(part for part in PARTS if part <= t.threads)
         return [Schedule(order="parts", tiles=even(math.ceil(total / parts), 56), blocks=1,
                          parts=parts, **common)]
+    if total <= FEW:
+        return [Schedule(order="squares", tiles=total, parts=1, blocks=1,
+                         **{**common, "square": square}) for square in (2, 4)]
     tiles = even(total, 56)
     needed = math.ceil(total / tiles)
     blocks = min(needed, BLOCKS[-1]) if sums > 12 * t.l2 else 1

@@ -53,11 +53,12 @@ def phases(p: Problem) -> tuple[Phase, ...]:
     return tuple(_phase(p, a, b) for a in down for b in across)
 
 
-def weights(p: Problem) -> list[Phase]:
+@lru_cache(maxsize=1024)
+def weights(p: Problem) -> tuple[Phase, ...]:
     """All that weights of phases depend on, for images of any size: problems with one output."""
     down = _axis(p.stride[0], 1, p.r, p.stride[0], p.dilation[0], p.padding[0])
     across = _axis(p.stride[1], 1, p.s, p.stride[1], p.dilation[1], p.padding[2])
-    return [_smallest(p, a, b) for a in down for b in across]
+    return tuple(_smallest(p, a, b) for a in down for b in across)
 
 
 def _smallest(p: Problem, a: _Axis, b: _Axis) -> Phase:

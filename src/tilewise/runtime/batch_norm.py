@@ -23,6 +23,9 @@ from .pointwise import FEW
 from .rows import is_vector
 from .sweeps import ANY, is_plain
 
+FLOAT, LINE = 4, 64  # bytes
+LARGE = 4 << 20  # bytes of a result that the next step does not find near
+
 
 class Statistics(NamedTuple):
     """What gradients need of the forward pass: its tables, and what a gradient passes."""
@@ -110,7 +113,8 @@ def _forward_run(pixels: int, channels: int, eps: float, weight: bool, bias: boo
     target = Target.host(threads=threads)
     sizes = batch_norm.sizes(pixels, channels, eps, target.lanes)
     launch = launcher(batch_norm.make, _problem(activation, residual), Schedule(), target.row,
-                      int(weight), int(bias), int(masked), sizes=sizes.words)
+                      int(weight), int(bias), int(masked), _streams(pixels, channels, target),
+                      sizes=sizes.words)
     return _Run(launch, sizes, batch_norm.mask_bytes(pixels, channels, target.lanes),
                 threads if pixels * channels >= FEW else 1)
 
@@ -120,9 +124,16 @@ def _backward_run(pixels: int, channels: int, eps: float, activation: str | None
     target = Target.host(threads=threads)
     sizes = batch_norm.sizes(pixels, channels, eps, target.lanes)
     launch = launcher(batch_norm.make_backward, _problem(activation, False), Schedule(),
-                      target.row, int(masked), int(kept), sizes=sizes.words)
+                      target.row, int(masked), int(kept), _streams(pixels, channels, target),
+                      sizes=sizes.words)
     return _Run(launch, sizes, batch_norm.mask_bytes(pixels, channels, target.lanes),
                 threads if pixels * channels >= FEW else 1)
+
+
+def _streams(pixels: int, channels: int, target: Target) -> int:
+    """Whether results are too large to be found in a cache again; vectors must be whole lines."""
+    whole = target.lanes * FLOAT == LINE and channels % target.lanes == 0
+    return int(whole and FLOAT * pixels * channels >= LARGE)
 
 
 _forward, _backward = Remembered(_forward_run), Remembered(_backward_run)

@@ -27,9 +27,11 @@ class Columns(NamedTuple):
     def load(self, rows: Sequence[Pointer]) -> list[Vector]:
         return [row.load(self.first, count=self.rest) for row in rows]
 
-    def store(self, rows: Sequence[Pointer], values: Sequence[Vector]) -> None:
+    def store(self, rows: Sequence[Pointer], values: Sequence[Vector],
+              streaming: bool = False) -> None:
         for row, value in zip(rows, values, strict=True):
-            row.store(value, self.first, count=self.rest)
+            row.store(value, self.first, count=self.rest,
+                      streaming=streaming and self.rest is None)
 
     def only(self, value: Vector, other: Vector) -> Vector:
         """A value, and another where there are no columns."""

@@ -47,10 +47,14 @@ def mask_bytes(pixels: int, channels: int, lanes: int) -> int:
     return pixels * -(-channels // lanes) * bits_bytes(lanes)
 
 
-def make(p: Problem, s: Schedule, isa: Isa, weight: int, bias: int, masked: int) -> Module:
-    """x, and a residual, to y; `masked`: and to bits of which values a gradient passes."""
+def make(p: Problem, s: Schedule, isa: Isa, weight: int, bias: int, masked: int,
+         streaming: int = 0) -> Module:
+    """x, and a residual, to y; `masked`: and to bits of which values a gradient passes.
+
+    `streaming`: y is written past the caches.
+    """
     return in_passes(isa, part_sums, lambda f: _merge(f, weight, bias),
-                     lambda f: _sweep(f, p, masked))
+                     lambda f: _sweep(f, p, masked, bool(streaming)))
 
 
 def _tables(f: Function, count: int) -> list[Pointer]:
@@ -110,7 +114,7 @@ class _Bits:
             pixel * self._pixel + column // self._lanes * bits_bytes(self._lanes))
 
 
-def _sweep(f: Function, p: Problem, masked: int) -> None:
+def _sweep(f: Function, p: Problem, masked: int, streaming: bool) -> None:
     (first, last), channels = _rows(f), InCode(f, None, SIZES).channels
     x, y, more = (f.frame.load_pointer(word) for word in (X, Y, RESIDUAL))
     tables, bits = _tables(f, TABLES)[:3], _Bits(f) if masked else None
@@ -126,7 +130,7 @@ def _sweep(f: Function, p: Problem, masked: int) -> None:
                 bits.at(row, at.first).store_bits(value.above_or_nan(f.vector(0.0)))
             values.append(activate(f, value, p.epilogue))
         for at, value in zip(parts, values, strict=True):
-            at.store([y + place], [value])
+            at.store([y + place], [value], streaming)
 
     with f.loop(last, start=first) as row:
         each_columns(f, channels, 2, lambda parts: some(parts, row.i))
@@ -135,14 +139,15 @@ def _sweep(f: Function, p: Problem, masked: int) -> None:
 # gradients
 
 
-def make_backward(p: Problem, s: Schedule, isa: Isa, masked: int, kept: int) -> Module:
+def make_backward(p: Problem, s: Schedule, isa: Isa, masked: int, kept: int,
+                  streaming: int = 0) -> Module:
     """x, the gradient of a result, to y, that of what was normalised, and those of the parameters.
 
     WEIGHT is what was normalised, BIAS the tables of the forward pass. `kept`: the gradient before
     the norm, which is that of the residual, goes to RESIDUAL.
     """
     return in_passes(isa, lambda f: _part_of_gradients(f, p, masked), _merge_gradients,
-                     lambda f: _sweep_gradients(f, p, masked, kept))
+                     lambda f: _sweep_gradients(f, p, masked, kept, bool(streaming)))
 
 
 class _Read:
@@ -217,7 +222,7 @@ def _merge_gradients(f: Function) -> None:
     _each_channel(f, tell)
 
 
-def _sweep_gradients(f: Function, p: Problem, masked: int, kept: int) -> None:
+def _sweep_gradients(f: Function, p: Problem, masked: int, kept: int, streaming: bool) -> None:
     read, (first, last), channels = _Read(f, p, masked), _rows(f), InCode(f, None, SIZES).channels
     y, keep = f.frame.load_pointer(Y), f.frame.load_pointer(RESIDUAL)
     factors, others = read.tables[1], _tables(f, GRADIENTS)[2:]
@@ -229,9 +234,9 @@ def _sweep_gradients(f: Function, p: Problem, masked: int, kept: int) -> None:
     def some(parts: list[Columns], row: Index) -> None:
         place, found = row * channels, [one(at, row) for at in parts]
         for at, (value, grad) in zip(parts, found, strict=True):
-            at.store([y + place], [value])
+            at.store([y + place], [value], streaming)
             if kept:
-                at.store([keep + place], [grad])
+                at.store([keep + place], [grad], streaming)
 
     with f.loop(last, start=first) as row:
         each_columns(f, channels, 2, lambda parts: some(parts, row.i))

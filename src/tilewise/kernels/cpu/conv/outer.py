@@ -1,11 +1,12 @@
 """Sums of outer products: U[position] = sum over items of M[item]^T V[item].
 
 What every gradient of a weight comes down to; items are pixels, or tiles of them. Sums run over
-`tiles` items in registers, then over such blocks in memory: short sums round less. Three orders.
+`tiles` items in registers, then over such blocks in memory: short sums round less. Four orders.
 `parts`: a task takes a part of the items and sums it on its own, so that the order of summation
 does not depend on who runs it. `bands`: the same for a band of the positions, whose sums and
 items stay near; items are read once for each band. `shared`: all threads work on one chunk of
-items, a position each.
+items, a position each. `squares`: all items are read first, then a task makes some of the results
+from beginning to end (squares.py).
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from ..emit.microkernel import Walk, multiply
 from ..emit.threads import BATCH, CHUNK, SCRATCH, emit_entry, emit_region
 from ..emit.tiling import ceil_div, emit_zero
 from .geometry import Sizes
+from .squares import ITEMS_A_TASK, KINDS, emit_squares
 
 APART = 16  # floats between positions, so that they do not meet in the same cache sets
-ITEMS_A_TASK = 4
-KINDS: Any = {"frame": "pointer", "task": "index", "worker": "index"}
 
 
 class OuterGeometry(Sizes):
@@ -117,13 +117,32 @@ class OuterGeometry(Sizes):
         return self.positions * self.u_position
 
     @cached
+    def square_k(self) -> int:
+        """Rows of a square of U."""
+        return int(self.s.square) * self.lanes
+
+    @cached
+    def square_c(self) -> int:
+        """Its columns, in whole register tiles."""
+        return ceil_div(self.square_k, self.width) * self.width
+
+    @cached
+    def square_position(self) -> int:
+        """Floats from one position of a square to the next."""
+        return self.square_k * self.square_c
+
+    @cached
     def part_floats(self) -> int:
         """Scratch of one part: U, and V and M behind it where they are not a worker's."""
+        if self.s.order == "squares":
+            return self.panel_floats
         return self.u_floats + (0 if self.s.order == "bands" else self.panel_floats)
 
     @cached
     def worker_floats(self) -> int:
         """Scratch of one worker, behind that of all parts."""
+        if self.s.order == "squares":
+            return self.positions * self.square_position
         return self.panel_floats if self.s.order == "bands" else 0
 
     def scratch_bytes(self, threads: int) -> int:
@@ -166,9 +185,14 @@ class OuterSums:
         """What is done with U at the end; a task for each row of the result."""
         raise NotImplementedError
 
+    def finish_square(self, f: Function, u: Pointer, k: Index, c: Index) -> None:
+        """Emit: the same with a square of U, whose first row and column are k and c."""
+        raise NotImplementedError
+
     def module(self) -> Module:
         self.products = {first: self._product(first) for first in (True, False)}
-        {"parts": self._parts, "bands": self._bands, "shared": self._shared}[self.s.order]()
+        {"parts": self._parts, "bands": self._bands, "shared": self._shared,
+         "squares": lambda: emit_squares(self)}[self.s.order]()
         return self.m
 
     def _product(self, first: bool) -> Function:
@@ -184,8 +208,8 @@ class OuterSums:
                     f.u.store(value if first else f.u.load(at) + value, at)
         return f
 
-    def _clear(self, f: Function, scratch: Pointer, position: Index, count: Index,
-               stop: Index) -> None:
+    def clear(self, f: Function, scratch: Pointer, position: Index, count: Index,
+              stop: Index) -> None:
         """Items count..stop of one position, which nothing was read into."""
         g = self.g
         with f.loop(stop, start=count) as t:
@@ -196,13 +220,14 @@ class OuterSums:
                 with f.loop(channels, step=width) as c:
                     emit_zero(f, to + at(t.i, c.i), f.index(width))
 
-    def _clear_lanes(self, f: Function, scratch: Pointer, position: Index, stop: Index) -> None:
+    def clear_lanes(self, f: Function, scratch: Pointer, position: Index, stop: Index,
+                    start: Index | int = 0) -> None:
         """Vectors of V that hold no column at all; partly filled ones are stored whole."""
         g = self.g
         first = ceil_div(g.columns, g.lanes) * g.lanes
         if first == g.c_padded:
             return
-        with f.loop(stop) as t, f.loop(g.c_padded, start=first, step=g.lanes) as c:
+        with f.loop(stop, start=start) as t, f.loop(g.c_padded, start=first, step=g.lanes) as c:
             (scratch + position * g.v_position).store(f.vector(0.0), g.v_at(t.i, c.i))
 
     def _multiply(self, f: Function, scratch: Pointer, u: Pointer, position: Index, count: Index,
@@ -210,8 +235,8 @@ class OuterSums:
         """All blocks of a chunk at one position; `first` tells whether U is still to be filled."""
         g, s = self.g, self.s
         blocks = ((count + (s.tiles - 1)) // s.tiles).maximum(1)
-        self._clear(f, scratch, position, count, blocks * s.tiles)
-        self._clear_lanes(f, scratch, position, count)
+        self.clear(f, scratch, position, count, blocks * s.tiles)
+        self.clear_lanes(f, scratch, position, count)
         v, mm = scratch + position * g.v_position, scratch + (position * g.m_position + g.m_start)
         u = u + position * g.u_position
 
@@ -230,7 +255,7 @@ class OuterSums:
         with f.loop(blocks, start=1) as block:
             one(block.i, self.products[False])
 
-    def _total(self, f: Function) -> Index:
+    def total(self, f: Function) -> Index:
         return f.frame.load_index(BATCH) * self.g.items
 
     def _parts(self) -> None:
@@ -238,7 +263,7 @@ class OuterSums:
         g, s, finish = self.g, self.s, self.finish()
         with self.m.function("body", **KINDS) as f:
             u = f.frame.load_pointer(SCRATCH) + f.task * g.part_floats
-            scratch, total = u + g.u_floats, self._total(f)
+            scratch, total = u + g.u_floats, self.total(f)
             start, stop = f.task * total // s.parts, (f.task + 1) * total // s.parts
             self._sum(f, scratch, u, start, stop)
         emit_entry(self.m, [emit_region(self.m, "sum", lambda f, frame: s.parts, f, self.tiles),
@@ -261,7 +286,7 @@ class OuterSums:
         """A task takes a part of the items and a band of the positions."""
         g, s, finish = self.g, self.s, self.finish()
         with self.m.function("body", **KINDS) as f:
-            part, total = f.task // g.bands, self._total(f)
+            part, total = f.task // g.bands, self.total(f)
             u = f.frame.load_pointer(SCRATCH) + part * g.part_floats
             scratch = f.frame.load_pointer(SCRATCH) + (f.worker * g.worker_floats
                                                        + g.part_floats * s.parts)
@@ -280,11 +305,11 @@ class OuterSums:
 
         def chunk(f: Function) -> tuple[Pointer, Index, Index]:
             first = f.frame.load_index(CHUNK) * g.chunk
-            count = (self._total(f) - first).minimum(g.chunk)
+            count = (self.total(f) - first).minimum(g.chunk)
             return f.frame.load_pointer(SCRATCH) + g.u_floats, first, count
 
         def chunks(f: Function, frame: Pointer) -> Index:
-            return ((self._total(f) + (g.chunk - 1)) // g.chunk).maximum(1)
+            return ((self.total(f) + (g.chunk - 1)) // g.chunk).maximum(1)
 
         def handfuls(f: Function, frame: Pointer) -> Index:
             return (chunk(f)[2] + (ITEMS_A_TASK - 1)) // ITEMS_A_TASK

@@ -110,21 +110,47 @@ class Gradient(OuterSums):
         """dW of one output channel: the sums of all parts, transformed back."""
         g, p = self.g, self.p
         with self.m.function("finish", **KINDS) as f:
-            to = f.frame.load_pointer(Y, g.image) + f.task * (p.c * p.r * p.s)
-            whole = p.c // g.lanes * g.lanes
+            to, whole = self._result(f, f.task), p.c // g.lanes * g.lanes
+            u = f.frame.load_pointer(SCRATCH)
             with f.loop(whole, step=g.lanes) as c:
-                self._finish_vector(f, to, c.i, g.lanes)
+                self._finish_vector(f, u + g.u_at(c.i, f.task), g.u_position, to, c.i, g.lanes)
             if p.c > whole:
-                self._finish_vector(f, to, f.index(whole), p.c - whole)
+                last = f.index(whole)
+                self._finish_vector(f, u + g.u_at(last, f.task), g.u_position, to, last,
+                                    p.c - whole)
         return f
 
-    def _finish_vector(self, f: Function, to: Pointer, c: Index, count: int) -> None:
+    def finish_square(self, f: Function, u: Pointer, k: Index, c: Index) -> None:
+        g, p = self.g, self.p
+        whole = p.c // g.lanes * g.lanes
+        with f.loop((p.k - k).minimum(g.square_k)) as row:
+            to = self._result(f, k + row.i)
+
+            def one(at: Index, count: int) -> None:
+                here = u + (at // g.width * (g.square_k * g.width) + at % g.width
+                            + row.i * g.width)
+                self._finish_vector(f, here, g.square_position, to, c + at, count)
+
+            with f.loop((whole - c).minimum(g.square_c), step=g.lanes) as at:
+                one(at.i, g.lanes)
+            if p.c > whole:
+                rest = whole - c
+                with f.when((rest >= 0) & (rest < g.square_c)):
+                    one(rest, p.c - whole)
+
+    def _result(self, f: Function, k: Index) -> Pointer:
+        """dW of one output channel."""
+        to: Pointer = f.frame.load_pointer(Y, self.g.image) + k * (self.p.c * self.p.r * self.p.s)
+        return to
+
+    def _finish_vector(self, f: Function, at: Pointer, apart: int, to: Pointer, c: Index,
+                       count: int) -> None:
+        """Some input channels, whose sums at the positions lie so far apart."""
         g, p, taps = self.g, self.p, self.p.r * self.p.s
-        at = f.frame.load_pointer(SCRATCH) + g.u_at(c, f.task)
         found: dict[int, Vector] = {}
 
         def load(i: int, j: int) -> Vector:
-            here = at + (i * g.across.n + j) * g.u_position
+            here = at + (i * g.across.n + j) * apart
             total = here.load()
             for part in range(1, self.s.parts):
                 total = total + here.load(part * g.part_floats)

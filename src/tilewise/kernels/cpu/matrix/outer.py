@@ -125,8 +125,8 @@ class OuterOnTiles(OuterSums):
     def _multiply(self, f: Function, scratch: Pointer, u: Pointer, position: Index, count: Index,
                   first: Any) -> None:
         g, tiles = self.g, self.s.tiles
-        self._clear(f, scratch, position, count, (count + (DEPTH - 1)) // DEPTH * DEPTH)
-        self._clear_lanes(f, scratch, position, count)
+        self.clear(f, scratch, position, count, (count + (DEPTH - 1)) // DEPTH * DEPTH)
+        self.clear_lanes(f, scratch, position, count)
         v, mm = scratch + position * g.v_position, scratch + (position * g.m_position + g.m_start)
         u, packed = u + position * g.u_position, self._packed(f)
         with f.loop(((count + (tiles - 1)) // tiles).maximum(1)) as block:

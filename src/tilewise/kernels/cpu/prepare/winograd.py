@@ -11,6 +11,7 @@ from typing import Any
 from ....core.isa import Isa
 from ....core.places import address
 from ....core.problem import Problem
+from ....core.remembered import Remembered
 from ....core.schedule import Schedule
 from ....core.target import Target
 from ..conv.transforms import Lanes, transform
@@ -129,6 +130,10 @@ def prepare(p: Problem, s: Schedule, t: Target, weight: Any) -> Any:
 
 
 def maker(p: Problem, s: Schedule, isa: Isa) -> Callable[..., Module]:
+    return MAKERS[p, s, isa]
+
+
+def _maker(p: Problem, s: Schedule, isa: Isa) -> Callable[..., Module]:
     return make_streaming if 4 * Geometry(p, s, isa.lanes).weight_floats >= LARGE else make
 
 
@@ -149,8 +154,19 @@ def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Ta
 
     from .. import memory
 
-    g = geometry(p, s, t.lanes, *more)
-    u, strides = memory.empty(g.weight_floats), torch.tensor(weight.stride())
-    launch = launch_for(make, g, t.row, *more)
+    key = (make, geometry, p, s, t.row, *more)
+    launch, floats = RUNS[key]
+    u, strides = memory.empty(floats), torch.tensor(weight.stride())
     launch(address(strides), address(weight), 0, 0, address(u), 0, 1, t.threads)
     return u
+
+
+def _run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, s: Schedule, isa: Isa,
+         *more: int) -> tuple[Launch, int]:
+    """The function, and how many floats it writes."""
+    g = geometry(p, s, isa.lanes, *more)
+    return launch_for(make, g, isa, *more), g.weight_floats
+
+
+# weights that learn are prepared in every step, and geometries take longer than small weights
+MAKERS, RUNS = Remembered(_maker), Remembered(_run)
