@@ -6,7 +6,8 @@
 Work is ended by SIGKILL, half of the times at a random moment and half before a random change of a
 file. Afterwards all files can be read, all that had been saved is there, and the next run is right.
 Files of every kind are spoilt by a grammar, as bytes and on disk; each is used or refused. And the
-same work is done on a full disk, on a read-only one and with little memory.
+same work is done on a full disk, on a read-only one and with little memory. Kills and files that
+the result file has without a fault are not run again.
 """
 
 from __future__ import annotations
@@ -24,29 +25,36 @@ ROOT = Path(__file__).parents[1]
 SHARES = {"compile": 0.25, "plans": 0.3, "bundle": 0.12, "infer": 0.18, "train": 0.15}
 
 
-def kills(count: int, only: list[str], place: Path, seed: int) -> list[dict[str, Any]]:
+def kills(count: int, only: list[str], place: Path, seed: int,
+          known: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from support import killed
 
     rows, left = [], count
     for i, (name, share) in enumerate(SHARES.items()):
         mine = left if i == len(SHARES) - 1 else round(count * share)
         left -= mine
-        if mine and (not only or name in only):
+        done = [row for row in known if row["what"] == killed.WORKS[name].name]
+        rows += done
+        if mine and not done and (not only or name in only):
             (place / name).mkdir()
             rows.append(told({"part": "kills", **killed.campaign(name, mine, place / name, seed)}))
     return rows
 
 
-def files(count: int, only: list[str], place: Path, seed: int) -> list[dict[str, Any]]:
+def files(count: int, only: list[str], place: Path, seed: int,
+          known: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from support import hostile_files
 
-    kinds = [kind for kind in hostile_files.KINDS if not only or kind.__name__.lower() in only]
+    done = [row["what"] for row in known]
+    kinds = [kind for kind in hostile_files.KINDS if kind.name not in done
+             and (not only or kind.__name__.lower() in only)]
     (place / "files").mkdir()
     each = [count // len(hostile_files.KINDS) + (i < count % len(hostile_files.KINDS))
             for i in range(len(hostile_files.KINDS))]
-    return [told({"part": "files", **hostile_files.campaign(
+    found = [told({"part": "files", **hostile_files.campaign(
         kind, mine, place / "files", 1_000_000 * seed)})
         for kind, mine in zip(hostile_files.KINDS, each) if kind in kinds and mine]
+    return [*(row for row in known if row["part"] == "files"), *found]
 
 
 def scarce(place: Path) -> list[dict[str, Any]]:
@@ -63,6 +71,18 @@ def told(row: dict[str, Any]) -> dict[str, Any]:
     for fault in row.get("faults", []):
         print(f"    {fault}", flush=True)
     return row
+
+
+def kept(path: Path | None, seed: int) -> tuple[list[dict[str, Any]], int]:
+    """Rows of kills and files that a result file has without a fault; and the seconds."""
+    from tilewise.bench.results import Result
+
+    if path is None or not path.exists():
+        return [], 0
+    found = Result.load(path).of("faults", path=path)
+    same = found.settings["seed"] == seed
+    rows = [row for row in found.rows if row["part"] != "limits" and not row["faults"]]
+    return (rows, found.settings["seconds"]) if same else ([], 0)
 
 
 def save(path: Path, rows: list[dict[str, Any]], seconds: int, seed: int) -> None:
@@ -90,10 +110,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         os.environ["TILEWISE_CACHE_DIR"] = f"{name}/cache"
         place = Path(name)
-        rows = kills(args.kills, only, place, args.seed)
-        rows += files(args.files, only, place, args.seed)
+        known, before = kept(args.output, args.seed)
+        rows = kills(args.kills, only, place, args.seed, known)
+        rows += files(args.files, only, place, args.seed, known)
         rows += scarce(place) if not only or "limits" in only else []
-    seconds = round(time.monotonic() - start)
+    seconds = before + round(time.monotonic() - start)
     if args.output:
         save(args.output, rows, seconds, args.seed)
     faults = sum(len(row.get("faults", [])) for row in rows)

@@ -399,7 +399,7 @@ def _faults(result: dict[str, Any]) -> list[str]:
                "files": ("files", "used", "refused", "wrong", "hung", "executed")}
     heads = {"kills": "| work | kills | at a random time | before a change of a file | unreadable "
                       "afterwards | lost | wrong later | hung |",
-             "files": "| file | hostile ones | used | refused | wrong | hung | executed |"}
+             "files": "| file | hostile ones | went on | refused | wrong | hung | executed |"}
     lines = []
     for part, names in columns.items():
         lines += [heads[part], "|---|" + "--:|" * len(names)]

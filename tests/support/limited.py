@@ -27,7 +27,6 @@ from .children import Ended, Moment, Say, forked
 from .hostile_files import LONGEST, on_command_line
 from .killed import Bundle, Compile, Infer, Plans, Train, Work
 
-SPACE = 64 << 10  # bytes that a full disk has left
 MEMORY = 600 << 20  # bytes beyond what the process has
 REMOUNT, READ_ONLY = 32, 1
 WORKS: dict[str, type[Work]] = {"compile": Compile, "save wisdom": Plans, "save a bundle": Bundle,
@@ -62,12 +61,12 @@ def can_mount(path: Path) -> bool:
 
 
 @contextmanager
-def _disk(path: Path, flags: int, room: int | None = None) -> Iterator[None]:
-    """A file system of its own, full to the last bytes or read-only from now on."""
+def _disk(path: Path, flags: int = 0) -> Iterator[None]:
+    """A file system of its own, read-only from now on, or without flags full to the last byte."""
     free = os.statvfs(path)
-    if room is not None:
-        with open(path / "ballast", "wb") as file, contextlib.suppress(OSError):
-            file.write(bytes(max(0, free.f_bavail * free.f_bsize - room)))
+    if not flags:
+        with open(path / "ballast", "wb") as file:
+            file.write(bytes(free.f_bavail * free.f_bsize))
     if flags and not _mount(path, flags, b""):
         raise OSError(f"{path} cannot be made read-only")
     try:
@@ -93,7 +92,7 @@ def nothing() -> None:
 
 
 SCARCE = (
-    Scarce("a full disk", lambda path: _disk(path, 0, SPACE), nothing),
+    Scarce("a full disk", _disk, nothing),
     Scarce("a read-only disk", lambda path: _disk(path, REMOUNT | READ_ONLY), nothing),
     Scarce("little memory", lambda path: contextlib.nullcontext(), _little_memory),
 )
@@ -163,6 +162,7 @@ def convolved(size: int) -> None:
 
 def _small_after_large() -> None:
     """A call that is too large for the memory does not spoil the next one."""
+    convolved(20)  # LLVM is loaded
     with contextlib.suppress(MemoryError, RuntimeError):
         convolved(4000)
         raise AssertionError("it fits: the limit does not hold")
