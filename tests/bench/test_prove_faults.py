@@ -83,17 +83,17 @@ def test_a_bundle_takes_the_place_of_another_at_once(tmp_path: Path,
 
 
 def test_what_a_killed_process_left_of_a_bundle_goes(tmp_path: Path) -> None:
-    place, left = tmp_path / "bundle", tmp_path / ".bundle.left"
-    left.mkdir()
-    used, other = tmp_path / ".bundle.used", tmp_path / ".bundles.other"
-    used.mkdir()
-    other.mkdir()
+    place = tmp_path / "bundle"
+    saving._beside(place)
+    used, other = saving._beside(place), saving._beside(tmp_path / "bundles")
+    users = tmp_path / ".bundle.saving-mine"
+    users.mkdir()
     with held(used), saving._workplace(place) as work:
-        assert sorted(tmp_path.iterdir()) == sorted([work, used, other])
+        assert sorted(tmp_path.iterdir()) == sorted([work, used, other, users])
         with saving._workplace(place) as second:  # another process that saves meanwhile
             assert work.is_dir()
             assert second != work
-    assert sorted(tmp_path.iterdir()) == [used, other]
+    assert sorted(tmp_path.iterdir()) == sorted([used, other, users])
 
 
 # files that are half written
@@ -102,16 +102,16 @@ def test_what_a_killed_process_left_of_a_bundle_goes(tmp_path: Path) -> None:
 def test_what_killed_writers_left_goes_with_the_next(tmp_path: Path,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWISE_CACHE_DIR", str(tmp_path))
-    for name in ("wisdom.json.77.0.tmp", "limits.json.77.0.tmp", "mine.tmp"):
+    others = ["mine.tmp", "wisdom.json.old.77.0.tmp", "wisdom.json.77.tmp"]
+    for name in ("wisdom.json.77.0.tmp", "limits.json.77.0.tmp", *others):
         (tmp_path / name).touch()
     Wisdom().save(tmp_path / "wisdom.json")
     assert limits.keep("avx2", 2, limits.Limits(2e9, 1e10))
-    assert [path.name for path in tmp_path.glob("*.tmp")] == ["mine.tmp"]
+    assert sorted(path.name for path in tmp_path.glob("*.tmp")) == sorted(others)
 
 
 def test_a_job_that_was_killed_while_it_began_goes_on(tmp_path: Path) -> None:
     (tmp_path / "job.json.77.0.tmp").write_text("{")
-    (tmp_path / "part-00000.parquet.77.1.tmp").write_text("PAR1")
     jobs._check_identity(tmp_path, {"images": "0"})
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
     (tmp_path / "other").mkdir()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tilewise
+from tilewise.algorithms import ALGORITHMS
 from tilewise.cli import OK, main
 from tilewise.conv.running import ENGINE
 from tilewise.core.platforms import HERE
@@ -157,6 +158,17 @@ def test_any_number_of_threads_has_the_same_bits(place: Path, threads: None,
         run = one.build(found)
         results.append(run(x, run.prepare(weight), bias, residual))
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("order", ["channels", "filters"])
+def test_weights_are_transformed_as_early_for_any_number_of_threads(order: str) -> None:
+    algorithm = next(a for a in ALGORITHMS if a.name == "cpu_winograd")
+    p = Problem.parse("n1c512h7w7k512r3s3p1_f32_forward").with_(layout="nhwc")
+    mine = algorithm.default(p, TARGET).with_(order=order, tile_h=4, tile_w=4, k_parts=1)
+    for count in (1, 4, 8, 64):
+        found = algorithm.shared_by(p, tilewise.Target.host(threads=count), mine)
+        assert (found["order"] == "filters") == (order == "filters")
+        assert (found["tile_h"], found["tile_w"]) == (4, 4)
 
 
 def test_forgetting_leaves_estimates(place: Path) -> None:

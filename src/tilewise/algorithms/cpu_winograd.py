@@ -262,17 +262,22 @@ def chosen(p: Problem, t: Target, likely: Callable[..., list[Schedule]],
     sizes = sorted(tile_sizes(p), key=outline)[:MET]
     best = min((s for size in sizes for s in likely(p, common, *size, (2,))),
                key=lambda s: cost(common, s))
-    alike = [s for s in likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4))
-             if (s.order == FILTERS) == (best.order == FILTERS)]  # which has other bits
-    return min(alike, key=lambda s: cost(t, s))
+    return min(alike(best, likely(p, t, best.tile_h, best.tile_w, (1, 2, 3, 4))),
+               key=lambda s: cost(t, s))
 
 
 def shared(p: Problem, t: Target, s: Any, likely: Callable[..., list[Schedule]],
            cost: Callable[..., float]) -> Schedule:
-    """A schedule for two threads as others share it: the tile has the bits, and stays."""
+    """A schedule for two threads as others share it: what decides the bits stays."""
     if t.threads == 2:
         return s
-    return min((s, *likely(p, t, s.tile_h, s.tile_w, (1, 2, 3, 4))), key=lambda s: cost(p, t, s))
+    return min((s, *alike(s, likely(p, t, s.tile_h, s.tile_w, (1, 2, 3, 4)))),
+               key=lambda s: cost(p, t, s))
+
+
+def alike(best: Any, schedules: list[Any]) -> list[Any]:
+    """Those of the same bits, tiles being equal: weights are transformed early or late."""
+    return [s for s in schedules if (s.order == FILTERS) == (best.order == FILTERS)]
 
 
 def tiles_of(p: Problem, tile_h: int, tile_w: int) -> int:

@@ -59,7 +59,7 @@ class CpuWinogradWeight(CpuAlgorithm):
         return grown * EPS32 * (2 + depth) + storing_error(p.dtype)
 
     def certain(self, p: Problem, t: Target, s: Any) -> float:
-        return certain_in_domain(p, s, p.n * tiles_of(p, s), self.products)
+        return certain_in_domain(p, s, p.n * tiles_of(p, s), self.products, p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:

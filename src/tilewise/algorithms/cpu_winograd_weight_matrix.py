@@ -42,7 +42,7 @@ class CpuWinogradWeightMatrix(MatrixAlgorithm):
         return growth(s.tile_h, p.r) * growth(s.tile_w, p.s) * error
 
     def certain(self, p: Problem, t: Target, s: Any) -> float:
-        return certain_in_domain(p, s, p.n * tiles_of(p, s), self.products)
+        return certain_in_domain(p, s, p.n * tiles_of(p, s), self.products, p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
         return Space(lambda s: is_legal(p, t, s), tile_h=SIZES, tile_w=SIZES, order=ORDERS,

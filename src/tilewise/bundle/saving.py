@@ -6,6 +6,8 @@ import hashlib
 import json
 import multiprocessing
 import os
+import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -82,16 +84,32 @@ def save(model: nn.Module, examples: Any, directory: str | PathLike[str], *,
 @contextmanager
 def _workplace(place: Path) -> Iterator[Path]:
     """A directory beside a bundle, for what is not whole yet; those of killed processes go."""
-    prefix = f".{place.name}."
     with ExitStack() as until_saved:
         with held(place.parent):  # between the next two steps it is nobody's
-            for left in [path for path in place.parent.iterdir() if path.name.startswith(prefix)]:
+            for left in _left(place):
                 with suppress(OSError), held(left, wait=False):
                     shutil.rmtree(left, ignore_errors=True)
-            work = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
+            work = _beside(place)
             until_saved.callback(shutil.rmtree, work, ignore_errors=True)
             until_saved.enter_context(held(work))
         yield work
+
+
+def _prefix(place: Path) -> str:
+    """Of this machine alone: others that share a disk may not see its locks."""
+    host = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    return f".{place.name}.saving-{host}-"
+
+
+def _beside(place: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=_prefix(place), dir=place.parent))
+
+
+def _left(place: Path) -> list[Path]:
+    """Directories that `_beside` made; none where nobody can tell whether they are in use."""
+    made = re.compile(re.escape(_prefix(place)) + r"\w{8}")
+    found = [path for path in place.parent.iterdir() if made.fullmatch(path.name)]
+    return found if hasattr(os, "O_DIRECTORY") else []
 
 
 def _rows(isas: Sequence[str]) -> list[str]:
@@ -182,7 +200,7 @@ def _publish(work: Path, place: Path) -> None:
     if HERE.exchange(work, place):  # a process that is killed leaves one of the two
         return
     if place.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+        old = _beside(place)
         os.replace(place, old)
         os.replace(work, place)
         shutil.rmtree(old, ignore_errors=True)

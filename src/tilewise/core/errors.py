@@ -46,6 +46,10 @@ class UnknownAlgorithm(TilewiseError, KeyError):
         return str(self.args[0])
 
 
+class OtherVersion(TilewiseError):
+    """A plan of another version of tilewise, whose bits are not those of this one."""
+
+
 class OutOfMemory(TilewiseError, MemoryError):
     """The system refuses memory, and there is nothing left to give back."""
 

@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 
 from .platforms import HERE
 
+TEMPORARY = re.compile(r"(.*)\.\d+\.\d+\.tmp", re.DOTALL)  # of a file that is being written
 _serial = itertools.count()
 
 
@@ -105,11 +107,13 @@ def write_atomically(path: Path, content: bytes | memoryview, durable: bool = Fa
             temporary.unlink()
 
 
-def remove_leftovers(directory: Path, name: str) -> None:
-    """What killed writers of files of a name, or pattern, left; not while another may write."""
-    for leftover in directory.glob(f"{name}.*.*.tmp"):
-        with contextlib.suppress(OSError):  # it is in nobody's way
-            leftover.unlink()
+def remove_leftovers(directory: Path, *names: str) -> None:
+    """What killed writers of some files left; not while another may write them."""
+    for path in directory.iterdir() if directory.is_dir() else ():
+        found = TEMPORARY.fullmatch(path.name)
+        if found and found[1] in names:
+            with contextlib.suppress(OSError):  # it is in nobody's way
+                path.unlink()
 
 
 @contextlib.contextmanager

@@ -135,6 +135,7 @@ def infer(make: Callable[[], nn.Module], source: str | PathLike[str],
         done += count
         failed += wrong
         tell(f"images, {done / (time.perf_counter() - start):.0f} a second", done, total)
+    remove_leftovers(place, *(_file(place, part.number).name for part in known))
     return Report(done, sum(part.size for part in known) - total, sorted(failed),
                   time.perf_counter() - start)
 
@@ -199,8 +200,6 @@ def _identity(job: Job, known: list[Part], rows: int) -> dict[str, str]:
 
 def _check_identity(place: Path, own: dict[str, str]) -> None:
     path = place / "job.json"
-    for name in (path.name, "part-*.parquet"):
-        remove_leftovers(place, name)
     if path.exists():
         begun = _begun(path)
         other = [name for name, digest in own.items() if begun.get(name) != digest]
@@ -208,6 +207,7 @@ def _check_identity(place: Path, own: dict[str, str]) -> None:
             raise TilewiseError(f"{place} has the results of another job (other "
                                 f"{', '.join(other)}): name another directory")
         return
+    remove_leftovers(place, path.name)
     if place.exists() and any(place.iterdir()):
         raise TilewiseError(f"{place} is not empty: name another directory")
     write_atomically(path, json.dumps(own, indent=1).encode())

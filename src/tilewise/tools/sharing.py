@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..conv.running import ENGINE
-from ..core.errors import TilewiseError
+from ..core.errors import OtherVersion
 from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.schedule import Schedule
@@ -62,11 +62,11 @@ def adopt(text: str) -> int:
 
 def _here(item: dict[str, Any]) -> Plan:
     """A decision as a plan for this machine."""
+    here = ENGINE.planner.algorithm(item["algorithm"])
+    if here.version != item["version"]:  # and other schedules, which would be refused
+        raise OtherVersion(f"{here.name} has version {here.version} here, the plan for "
+                           f"{item['problem']} needs version {item['version']}: use the same "
+                           "tilewise everywhere")
     host = Target.host(threads=torch.get_num_threads()).with_(device=item["device"])
-    plan = ENGINE.planner.plan(Problem.parse(item["problem"]), host, algorithm=item["algorithm"],
+    return ENGINE.planner.plan(Problem.parse(item["problem"]), host, algorithm=item["algorithm"],
                                schedule=Schedule(**item["schedule"]))
-    if plan.version != item["version"]:
-        raise TilewiseError(f"{plan.algorithm} has version {plan.version} here, the plan for "
-                            f"{plan.problem} needs version {item['version']}: use the same "
-                            "tilewise everywhere")
-    return plan

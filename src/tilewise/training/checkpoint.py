@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import TilewiseError, cut
+from ..core.errors import OtherVersion, TilewiseError, cut
 from ..core.files import locked, open_regular, remove_leftovers, write_atomically
 
 FORMAT = 1
@@ -59,8 +59,9 @@ def understood(directory: Path) -> Iterator[None]:
         yield
     except (TilewiseError, KeyError, TypeError, ValueError, AttributeError, IndexError,
             ArithmeticError, RuntimeError) as problem:  # the last: torch's, and of recursion
-        if isinstance(problem, TilewiseError) and str(directory) in str(problem):
-            raise
+        if isinstance(problem, TilewiseError) and (
+                isinstance(problem, OtherVersion) or str(directory) in str(problem)):
+            raise  # which says better what to do
         raise TilewiseError(f"{directory / NAME} cannot be used ({cut(repr(problem))}): restore a "
                             "copy of it, or remove it to begin the run anew") from problem
 

@@ -34,7 +34,7 @@ def build(settings: Settings, classes: int) -> nn.Module:
 def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """What an optimizer was; raises ValueError for what this one could not have been."""
     wanted, found = optimizer.state_dict()["param_groups"], state["param_groups"]
-    if [_fixed(group) for group in found] != [_fixed(group) for group in wanted]:
+    if len(found) != len(wanted) or not all(map(_alike, found, wanted)):
         raise ValueError("settings of another optimizer")
     optimizer.load_state_dict(state)
     for weight, parts in optimizer.state.items():
@@ -43,9 +43,10 @@ def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
                 raise ValueError("the momentum of another weight")
 
 
-def _fixed(group: dict[str, Any]) -> dict[str, Any]:
-    """All but the learning rate, which steps change."""
-    return {name: value for name, value in group.items() if name not in ("lr", "initial_lr")}
+def _alike(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """By all that both have but the learning rate, which steps change; another torch has more."""
+    both = found.keys() & wanted.keys() - {"lr", "initial_lr"}
+    return "params" in both and all(found[name] == wanted[name] for name in both)
 
 
 class ChannelsLast(nn.Module):
