@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad as fwAD
 from torch.nn import functional as F
 
 import tilewise
@@ -92,6 +93,48 @@ def test_a_changed_weight_is_noticed(dtype: torch.dtype) -> None:
             check(tilewise.conv2d(x, weight, bias), F.conv2d(x, weight, bias), dtype)
             tensor.data.view(-1)[-1] += 50.0
         check(tilewise.conv2d(x, weight, bias), F.conv2d(x, weight, bias), dtype)
+
+
+def test_after_an_evaluation_a_frozen_weight_trains_what_is_before_it() -> None:
+    x, weight = torch.randn(1, 8, 6, 6), torch.randn(8, 8, 3, 3)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        tilewise.conv2d(x, weight)
+    x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        tilewise.conv2d(x, weight).float().sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32
+
+
+def test_functions_of_torch_transform_them() -> None:
+    x, weight, change = torch.randn(1, 8, 6, 6), torch.randn(8, 8, 3, 3), torch.randn(8, 8, 3, 3)
+
+    def transformed(conv: Any) -> list[Tensor]:
+        tangent = torch.func.jvp(lambda w: conv(x, w), (weight,), (change,))[1]
+        with fwAD.dual_level():
+            dual = fwAD.unpack_dual(conv(x, fwAD.make_dual(weight, change))).tangent
+        return [tangent, dual, torch.func.vmap(lambda w: conv(x, w))(torch.stack([weight, change])),
+                torch.func.grad(lambda x: conv(x, weight).float().sum())(x)]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        for mine, theirs in zip(transformed(tilewise.conv2d), transformed(F.conv2d), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_a_compiler_follows_them() -> None:
+    compiled = torch.compile(tilewise.conv2d, backend="eager", fullgraph=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        y = compiled(torch.randn(1, 8, 6, 6), torch.randn(8, 8, 3, 3))
+    assert y.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name, sides", [("conv2d", (6, 6)), ("conv3d", (4, 6, 6))])
+def test_a_bias_of_another_type_is_cast(name: str, sides: tuple[int, ...]) -> None:
+    x, weight = torch.randn(1, 8, *sides), torch.randn(8, 8, *(3 for _ in sides))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), torch.profiler.profile():
+        for conv in (getattr(tilewise, name), getattr(F, name)):
+            y = conv(x.bfloat16(), weight.bfloat16(), torch.randn(8))
+            assert y.dtype == torch.bfloat16
 
 
 def test_what_autocast_leaves_alone() -> None:

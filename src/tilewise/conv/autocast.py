@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..runtime.types import HALVES, element_of
 from ..runtime.weights import kept_as
-from .again import is_unwatched
+from .again import is_transformed, is_unwatched
 from .calls import Call, wants_gradient
 
 
@@ -26,10 +26,11 @@ def _is_cast(x: Tensor) -> bool:
 
 def cast(call: Call) -> Call | None:
     """The call with its images, weight and bias cast; None where torch is to do it."""
+    if not is_unwatched(*call.tensors) or is_transformed() or not torch.is_autocast_enabled("cpu"):
+        return None
     dtype, tensors = type_of(call.x), (call.x, call.weight, call.bias)
     ours = call.x.is_cpu and dtype in HALVES and element_of(dtype) is not None
-    if not ours or not all(t is None or _is_cast(t) for t in tensors) or (
-            not is_unwatched(*call.tensors)):
+    if not ours or not all(t is None or _is_cast(t) for t in tensors):
         return None
     # kept, a weight is prepared once
     weight, bias = (t if t is None or t.dtype == dtype

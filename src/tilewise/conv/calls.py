@@ -47,29 +47,31 @@ class Call(NamedTuple):
 def gate(call: Call, *others: Tensor | None) -> str:
     """Who runs a call: torch, our operator, which modes of torch watch, the kernel itself, or
     what has a gradient; `others` are tensors of a norm behind it."""
-    if _only_torch_can(call.x, call.weight):
+    if _only_torch_can(call):
         return TORCH
     if wants_gradient(*call.tensors, *others):
         return GRADIENT if call.x.shape[0] else TORCH  # of no images, torch's is as good
     return KERNEL if is_unwatched(*call.tensors, *others) else OPERATOR
 
 
-def _only_torch_can(x: Tensor, weight: Tensor) -> bool:
+def _only_torch_can(call: Call) -> bool:
     """Types and sizes no problem describes, modes that an operator of ours cannot see, and CPUs
     that no code is written for."""
+    x, weight = call.x, call.weight
     if x.dtype not in NAMES or 0 in x.shape[1:] or 0 in weight.shape or not KNOWN:
         return True
-    if torch._C._is_any_autocast_enabled() and _is_cast(x, weight):
+    if torch._C._is_any_autocast_enabled() and _is_cast(call):
         return True
     return not torch.compiler.is_compiling() and is_transformed()
 
 
-def _is_cast(x: Tensor, weight: Tensor) -> bool:
+def _is_cast(call: Call) -> bool:
     """Whether autocast makes other operands of these."""
-    device = x.device.type
+    device = call.x.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return False
-    return not (x.is_cpu and x.dtype == weight.dtype == torch.get_autocast_dtype(device))
+    dtype = torch.get_autocast_dtype(device)
+    return not call.x.is_cpu or any(t is not None and t.dtype != dtype for t in call.tensors)
 
 
 def wants_gradient(*operands: Any) -> bool:

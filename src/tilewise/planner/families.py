@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from ..core.locks import fork_safe_lock
 from ..core.platforms import HERE
 from ..core.problem import Problem
 from ..core.target import Target
@@ -12,6 +13,7 @@ from .classes import VERSION, representative
 from .wisdom import Entry, Wisdom, asked
 
 PLACE = Path(__file__).with_name("families")
+_lock = fork_safe_lock()
 
 
 class Family(Wisdom):
@@ -37,9 +39,17 @@ class Family(Wisdom):
 
     def read_once(self) -> None:
         """The package's own file needs no owner: who can write it can write the code beside it."""
-        path, self.path = self.path, None
-        if path is None:
+        if self.path is None:
             return
+        with _lock:  # who plans meanwhile waits: plans would depend on a race
+            path = self.path
+            if path is not None:
+                try:
+                    self._read(path)
+                finally:
+                    self.path = None
+
+    def _read(self, path: Path) -> None:
         try:
             self.read(path.read_text(encoding="utf-8"), path)
         except FileNotFoundError:

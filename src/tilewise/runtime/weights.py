@@ -303,7 +303,13 @@ def channels_of(bias: Tensor | None, slope: Tensor | None, executable: Executabl
 def kept_as(source: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor in another type, the same in every call as long as it does not change."""
     ref: Any = weakref.ref(source)
-    found: Tensor = made(("as", str(dtype)), lambda: ref().detach().to(dtype), source).value
+
+    def make() -> Tensor:
+        with torch.inference_mode(False):  # a later call may save it for a gradient
+            cast: Tensor = ref().detach().to(dtype)
+        return cast
+
+    found: Tensor = made(("as", str(dtype)), make, source).value
     return found
 
 
