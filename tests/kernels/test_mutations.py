@@ -136,8 +136,8 @@ def without_parts(owner: Any) -> Callable[..., None]:
 
 def shifted_windows(*sizes: Any) -> Windows:
     """Those of the input, which has padding, a pixel too far to the left."""
-    *others, (top, left) = sizes
-    return Windows(*others, (top, left + (left > 0)))
+    *others, (top, left), element = sizes
+    return Windows(*others, (top, left + (left > 0)), element)
 
 
 def last_of_equals(f: Any, values: list[Any], *operands: Any) -> list[Any]:
