@@ -24,6 +24,7 @@ import write_tables
 ROOT = Path(__file__).parents[1]
 REPORTED = ("vgg16", "vgg_layers", "ladder")
 TRAINING = "training-fashion-mnist.png"
+SEEDS = "training-resnet18.png"
 
 # every picture that a page shows, and the command for it that the page tells
 PICTURES = {
@@ -41,6 +42,8 @@ PICTURES = {
     "zoo.png": "python benchmarks/zoo.py --draw zoo.json docs/images/zoo.png",
     TRAINING: "python benchmarks/train_fashion_mnist.py --draw train_fashion_mnist.json "
               f"docs/images/{TRAINING}",
+    SEEDS: "python benchmarks/train_fashion_mnist.py --draw train_resnet18.json "
+           f"docs/images/{SEEDS}",
 }
 
 
@@ -73,8 +76,9 @@ def report(results: Path, images: Path) -> None:
 
 
 def training(results: Path, images: Path) -> None:
-    python("benchmarks/train_fashion_mnist.py", "--draw", results / "train_fashion_mnist.json",
-           images / TRAINING)
+    for result, picture in (("train_fashion_mnist", TRAINING), ("train_resnet18", SEEDS)):
+        python("benchmarks/train_fashion_mnist.py", "--draw", results / f"{result}.json",
+               images / picture)
 
 
 def zoo(results: Path, images: Path) -> None:

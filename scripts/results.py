@@ -58,6 +58,12 @@ MADE = {
         "python benchmarks/train_fashion_mnist.py runs --best -o train_fashion_mnist.json",
         "python benchmarks/train_fashion_mnist.py build/quick-runs --model lenet_b --epochs 1 "
         "--limit 256 --engines torch tilewise -o train_fashion_mnist.json"),
+    "train_resnet18": Made(
+        "python benchmarks/train_fashion_mnist.py runs-18 --model resnet18 --size 64 "
+        "--seeds 0 1 2 --engines torch-channels-last tilewise --images 6000 "
+        "-o train_resnet18.json",
+        "python benchmarks/train_fashion_mnist.py build/quick-18 --model lenet_b --epochs 1 "
+        "--limit 256 --seeds 0 1 --engines torch tilewise -o train_resnet18.json"),
     "train_ranks": Made("python benchmarks/train_ranks.py --runs 62 --ranks 2 2 2 4 "
                         "-o train_ranks.json",
                         "python benchmarks/train_ranks.py --runs 2 --ranks 2 -o train_ranks.json"),
