@@ -86,14 +86,15 @@ def test_what_a_killed_process_left_of_a_bundle_goes(tmp_path: Path) -> None:
     place = tmp_path / "bundle"
     saving._beside(place)
     used, other = saving._beside(place), saving._beside(tmp_path / "bundles")
-    users = tmp_path / ".bundle.saving-mine"
-    users.mkdir()
+    users = tmp_path / ".bundle.backup", tmp_path / f"{saving._prefix(place)}mine"
+    for one in users:
+        one.mkdir()
     with held(used), saving._workplace(place) as work:
-        assert sorted(tmp_path.iterdir()) == sorted([work, used, other, users])
+        assert sorted(tmp_path.iterdir()) == sorted([work, used, other, *users])
         with saving._workplace(place) as second:  # another process that saves meanwhile
             assert work.is_dir()
             assert second != work
-    assert sorted(tmp_path.iterdir()) == sorted([used, other, users])
+    assert sorted(tmp_path.iterdir()) == sorted([used, other, *users])
 
 
 # files that are half written

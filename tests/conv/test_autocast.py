@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.plans import ran
 from torch import Tensor, nn
 from torch.autograd import forward_ad as fwAD
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv.running import ENGINE
-from tilewise.core.plan import Plan
 from tilewise.model.dynamo import rewrite
 from tilewise.runtime.types import element_of
 
@@ -26,16 +24,6 @@ UNIT = {torch.bfloat16: 2.0 ** -8, torch.float16: 2.0 ** -11}
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-
-
-def ran(call: Callable[[], Any]) -> list[Plan]:
-    found: list[Plan] = []
-    ENGINE.observers.append(found.append)
-    try:
-        call()
-    finally:
-        ENGINE.observers.remove(found.append)
-    return found
 
 
 def check(found: Any, want: Any, dtype: torch.dtype, times: float = 4.0) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.plans import ran
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tilewise
 from tilewise.conv.linear import linear
-from tilewise.conv.running import ENGINE
-from tilewise.core.plan import Plan
 from tilewise.model.dynamo import rewrite
 from tilewise.runtime import pools, resampling, turning
 from tilewise.runtime.concatenation import concatenated
@@ -36,17 +34,6 @@ def draw(*shape: int, dtype: torch.dtype, layout: Any = LAST, seed: int = 0) -> 
 
 def error(found: Tensor, want: Tensor) -> float:
     return float((found.double() - want).norm() / want.norm())
-
-
-def ran(call: Callable[[], Any]) -> list[Plan]:
-    """The plans that a call runs."""
-    found: list[Plan] = []
-    ENGINE.observers.append(found.append)
-    try:
-        call()
-    finally:
-        ENGINE.observers.remove(found.append)
-    return found
 
 
 LAYERS = {  # input, weight, options

@@ -23,8 +23,9 @@ def by_slices(call: Call, grad: Tensor, wants: Sequence[bool]) -> Gradients:
     if not is_ours(x) or not volume_of(call).stretches:
         return by_torch(call, grad, wants)
     if x.dtype != torch.float32:
-        dx, *others = by_slices(widened(call), grad.float(), wants)
-        return tuple(None if g is None else g.to(x.dtype) for g in (dx, *others))  # type: ignore
+        dx, dw, db = (g if g is None else g.to(x.dtype)
+                      for g in by_slices(widened(call), grad.float(), wants))
+        return dx, dw, db
     dx = _of_input(call, grad) if wants[0] else None
     if wants[0] and dx is None:
         dx = by_torch(call, grad, (True, False, False))[0]
