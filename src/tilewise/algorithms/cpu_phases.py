@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from ..core.activations import SLOPED
@@ -18,7 +18,7 @@ from ..core.target import Target
 from .common import HALVES, CpuAlgorithm, cpu_f32, cpu_images
 
 LINE = 64  # bytes: where the weights of a phase begin
-WORD = 8
+WORD, FLOAT = 8, 4
 Choice = tuple[Algorithm, Schedule]
 
 
@@ -137,10 +137,14 @@ class CpuPhases(Algorithm):
         """The weights of all phases behind a table of where each begins."""
         from ..kernels.cpu.prepare.mirrored import mirrored
 
-        made = []
+        made: list[tuple[int, Any]] = []  # floats of a phase, and what writes or has them
         for phase, (a, s_) in zip(weights(p), self._known(s), strict=True):
-            own = weight[:, :, _forward(phase.rows), _forward(phase.cols)]
-            made.append(a.prepare(phase.problem, t, s_, mirrored(own, p.groups, a.by_strides)))
+            own = mirrored(weight[:, :, _forward(phase.rows), _forward(phase.cols)], p.groups,
+                           a.by_strides)
+            floats = a.prepared_floats(phase.problem, t, s_)
+            write = partial(a.prepare_into, phase.problem, t, s_, own)
+            made.append((floats, write) if floats else
+                        _copied(a.prepare(phase.problem, t, s_, own)))
         return _joined(made)
 
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
@@ -188,22 +192,26 @@ def _forward(taps: tuple[int, ...]) -> slice:
     return slice(taps[-1], taps[0] + 1, taps[0] - taps[1] if len(taps) > 1 else 1)
 
 
-def _joined(made: list[Any]) -> Any:
-    """Tensors behind each other, after a table of their places in bytes."""
+def _copied(one: Any) -> tuple[int, Any]:
+    """As `_joined` wants a tensor that is made already."""
+    flat = one.contiguous().flatten()
+    return flat.numel(), lambda place: place.copy_(flat)
+
+
+def _joined(made: list[tuple[int, Any]]) -> Any:
+    """Weights behind each other, after a table of their places in bytes."""
     import torch
 
     from ..kernels.cpu import memory
 
     starts, at = [], -(-WORD * len(made) // LINE) * LINE
-    for one in made:
+    for floats, _ in made:
         starts.append(at)
-        at += -(-one.numel() * one.element_size() // LINE) * LINE
-    whole = memory.empty(at // 4)
-    raw = whole.view(torch.uint8)
-    raw[:WORD * len(made)] = torch.tensor(starts).view(torch.uint8)
-    for one, start in zip(made, starts, strict=True):
-        flat = one.contiguous().flatten().view(torch.uint8)
-        raw[start:start + flat.numel()] = flat
+        at += -(-FLOAT * floats // LINE) * LINE
+    whole = memory.empty(at // FLOAT)
+    whole[:WORD * len(made) // FLOAT].view(torch.int64).copy_(torch.tensor(starts))
+    for (floats, write), start in zip(made, starts, strict=True):
+        write(whole[start // FLOAT:start // FLOAT + floats])
     return whole
 
 

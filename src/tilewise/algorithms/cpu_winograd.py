@@ -76,6 +76,16 @@ class CpuWinograd(CpuAlgorithm):
 
         return winograd_prepare.prepare(*self.weight_of(p, s), t, weight)
 
+    def prepared_floats(self, p: Problem, t: Target, s: Schedule) -> int:
+        from ..kernels.cpu.prepare import winograd as winograd_prepare
+
+        return winograd_prepare.prepared_floats(*self.weight_of(p, s), t)
+
+    def prepare_into(self, p: Problem, t: Target, s: Schedule, weight: Any, whole: Any) -> None:
+        from ..kernels.cpu.prepare import winograd as winograd_prepare
+
+        winograd_prepare.prepare_into(*self.weight_of(p, s), t, weight, whole)
+
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
         from ..kernels.cpu.prepare import winograd as prepare
 

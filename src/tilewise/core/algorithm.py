@@ -97,6 +97,14 @@ class Algorithm:
         """The weight as the kernel wants it; made once, used by every call."""
         return weight
 
+    def prepared_floats(self, p: Problem, t: Target, s: Schedule) -> int:
+        """How many it has then, if `prepare_into` writes them; 0: it does not."""
+        return 0
+
+    def prepare_into(self, p: Problem, t: Target, s: Schedule, weight: Any, whole: Any) -> None:
+        """As `prepare`, to memory of so many floats."""
+        raise NotImplementedError
+
     def weight_of(self, p: Problem, s: Schedule) -> tuple[Problem, Schedule]:
         """Problem and schedule with no more than a prepared weight depends on.
 

@@ -24,6 +24,7 @@ from ..emit.transpose import transpose
 from .mirrored import Mirrored
 
 OFTEN = 256  # weights that torch packs before code is made for the next
+ROWS = 16  # input channels, at least, of a task that packs rows
 FEW = 64 << 10  # bytes that a thread packs sooner than others could begin
 ANY = Problem(1, 1, 1, 1, 1, 1, 1)
 # of a panel: filters, input channels, taps down and across; panels of a group; vectors of a block
@@ -31,13 +32,14 @@ SIZES = ("slices", "group_k", "slice_c", "r", "s", "split", "vectors", "k_vector
 
 
 def make(p: Problem, s: Schedule, isa: Isa) -> Module:
-    """A task is a vector of output channels of one panel.
+    """A task is a vector of output channels of one panel; where those lie side by side, it is
+    as large a share of the input channels.
 
     The frame's X is a table of the strides of groups, K, C, R and S.
     """
     m = Module(isa)
     with m.function("body", frame="pointer", task="index", worker="index") as body:
-        _Vector(body).pack()
+        _pack(body)
 
     def tasks(f: Function, frame: Pointer) -> Index:
         z = InCode(f, None, SIZES)
@@ -48,53 +50,96 @@ def make(p: Problem, s: Schedule, isa: Isa) -> Module:
     return m
 
 
-class _Vector:
-    """The weights of some output channels, as many as a vector has."""
+def _pack(f: Function) -> None:
+    """By whichever axis lies side by side in memory."""
+    with f.either(f.frame.load_pointer(X).load_index(1).equals(1)) as (filters, others):
+        with filters:
+            _Rows(f).pack()
+        with others:
+            _Vector(f).pack()
+
+
+class _Task:
+    """The panel of a task, its number there, and where the panel's weights come from."""
 
     def __init__(self, f: Function) -> None:
         self.f, self.z = f, InCode(f, None, SIZES)
-        z, lanes = self.z, f.isa.lanes
+        z, self.lanes = self.z, f.isa.lanes
         between, self.k, self.c, self.row, self.column = (
             f.frame.load_pointer(X).load_index(i) for i in range(5))
-        panel, vector = f.task // z.k_vectors, f.task % z.k_vectors
+        panel, self.number = f.task // z.k_vectors, f.task % z.k_vectors
         group, part = panel // z.split, panel % z.split
-        depth, block = z.r * z.s * z.slice_c, vector // z.vectors
-        # the last block may have fewer vectors
-        self.width = (z.k_vectors - block * z.vectors).minimum(z.vectors) * lanes
-        self.to = (f.frame.load_pointer(Y) + panel * depth * z.k_vectors * lanes
-                   + block * z.vectors * lanes * depth + vector % z.vectors * lanes)
+        self.depth = z.r * z.s * z.slice_c
+        self.to = f.frame.load_pointer(Y) + panel * self.depth * z.k_vectors * self.lanes
         self.source = (f.frame.load_pointer(WEIGHT) + group * between
-                       + vector * lanes * self.k + part * z.slice_c * self.c)
+                       + part * z.slice_c * self.c)
+
+    def block(self, number: Index) -> tuple[Pointer, Index]:
+        """Where a block of vectors begins, and how many the panel still has from there."""
+        first = number * self.z.vectors
+        return self.to + first * self.lanes * self.depth, self.z.k_vectors - first
+
+    def each_tap(self, body: Callable[[Pointer, Index], None]) -> None:
+        """body(the weights of a tap, input channels of the taps before it)."""
+        f, z = self.f, self.z
+        with f.loop(z.r) as down, f.loop(z.s) as across:
+            body(self.source + (down.i * self.row + across.i * self.column),
+                 (down.i * z.s + across.i) * z.slice_c)
+
+
+class _Rows(_Task):
+    """Of some input channels, all output channels, which lie side by side: few pages are read
+    from end to end, and not a line of each."""
+
+    def pack(self) -> None:
+        f, z = self.f, self.z
+        some = ((z.slice_c + z.k_vectors - 1) // z.k_vectors).maximum(ROWS)
+        first = self.number * some
+        last = (first + some).minimum(z.slice_c)
+
+        def tap(at: Pointer, before: Index) -> None:
+            with f.loop((z.k_vectors + z.vectors - 1) // z.vectors) as block:
+                to, left = self.block(block.i)
+                width = left.minimum(z.vectors)  # the last block may have fewer vectors
+                with f.loop(last, start=first) as c:
+                    self._row(at + c.i * self.c, block.i * z.vectors,
+                              to + (before + c.i) * width * self.lanes, width)
+
+        self.each_tap(tap)
+
+    def _row(self, at: Pointer, before: Index, to: Pointer, width: Index) -> None:
+        """Of one input channel; a block of vectors."""
+        lanes = self.lanes
+        with self.f.loop(width) as vector:
+            k = (before + vector.i) * lanes
+            value = (at + k).load(count=(self.z.group_k - k).minimum(lanes))
+            (to + vector.i * lanes).store(value)
+
+
+class _Vector(_Task):
+    """The weights of some output channels, as many as a vector has."""
+
+    def __init__(self, f: Function) -> None:
+        super().__init__(f)
+        z, lanes, vector = self.z, self.lanes, self.number
+        self.to, left = self.block(vector // z.vectors)
+        self.to += vector % z.vectors * lanes
+        self.width = left.minimum(z.vectors) * lanes
+        self.source += vector * lanes * self.k
         self.count = (z.group_k - vector * lanes).minimum(lanes)  # channels that there are
         self.there = Bits(f, f.leading(self.count, lanes))
         self.places = [f.index(lane).minimum(self.count - 1) * self.k for lane in range(lanes)]
 
     def pack(self) -> None:
-        """By whichever axis lies side by side in memory."""
-        f = self.f
-        with f.either(self.k.equals(1)) as (filters, others):
-            with filters:
-                self._each_tap(lambda at, to: self._each(at, to, self._load))
-            with others, f.either(self.c.equals(1)) as (channels, none):
-                with channels:
-                    self._each_tap(self._turned)
-                with none:
-                    self._each_tap(lambda at, to: self._each(at, to, self._gather))
+        with self.f.either(self.c.equals(1)) as (channels, none):
+            with channels:
+                self.each_tap(self._turned)
+            with none:
+                self.each_tap(self._gathered)
 
-    def _each_tap(self, body: Callable[[Pointer, Pointer], None]) -> None:
-        """body(the weights of a tap, where they go)."""
-        f, z = self.f, self.z
-        with f.loop(z.r) as down, f.loop(z.s) as across:
-            body(self.source + (down.i * self.row + across.i * self.column),
-                 self.to + (down.i * z.s + across.i) * z.slice_c * self.width)
-
-    def _each(self, at: Pointer, to: Pointer, read: Callable[[Pointer], Vector],
-              first: Index | int = 0) -> None:
+    def _gathered(self, at: Pointer, before: Index, first: Index | int = 0) -> None:
         with self.f.loop(self.z.slice_c, start=first) as c:
-            (to + c.i * self.width).store(read(at + c.i * self.c))
-
-    def _load(self, at: Pointer) -> Vector:
-        return at.load(count=self.count)
+            (self.to + (before + c.i) * self.width).store(self._gather(at + c.i * self.c))
 
     def _gather(self, at: Pointer) -> Vector:
         return self._only(at.gather_at(self.places))
@@ -104,15 +149,15 @@ class _Vector:
         chosen: Vector = self.there.select(value, self.f.vector(0.0))
         return chosen
 
-    def _turned(self, at: Pointer, to: Pointer) -> None:
+    def _turned(self, at: Pointer, before: Index) -> None:
         """Squares of filters and channels, turned in registers."""
-        lanes = self.f.isa.lanes
+        lanes = self.lanes
         whole = self.z.slice_c // lanes * lanes
         with self.f.loop(whole, step=lanes) as c:
             rows = [(at + place + c.i).load() for place in self.places]
             for i, value in enumerate(transpose(self.f, rows)):
-                (to + (c.i + i) * self.width).store(self._only(value))
-        self._each(at, to, self._gather, whole)
+                (self.to + (before + c.i + i) * self.width).store(self._only(value))
+        self._gathered(at, before, whole)
 
 
 def request_of(isa: Isa) -> Request:
@@ -138,17 +183,26 @@ PACKERS = Remembered(lambda isa, *words: launch.launch_of(request_of(isa), words
 
 def prepare(g: Geometry, t: Target, weight: Any) -> Any:
     """A weight (K, C, R, S), or what has its address and strides, in pool memory."""
-    import torch  # workers that only compile do without it
-
     from .. import memory
+
+    panels = memory.empty(g.p.groups * g.s.split, g.panel_floats)
+    prepare_into(g, t, weight, panels)
+    return panels
+
+
+def floats(g: Geometry) -> int:
+    """Of all panels."""
+    return g.p.groups * g.s.split * g.panel_floats
+
+
+def prepare_into(g: Geometry, t: Target, weight: Any, panels: Any) -> None:
+    import torch  # workers that only compile do without it
 
     p, s = g.p, g.s
     slices = p.groups * s.split
     between = (weight.group_stride() if isinstance(weight, Mirrored)
                else p.group_k * weight.stride(0))
-    panels = memory.empty(slices, g.panel_floats)
     strides = torch.tensor((between, *weight.stride()))
     pack = PACKERS[t.row, slices, p.group_k, g.slice_c, p.r, p.s, s.split, s.vectors, g.k_vectors]
     pack(address(strides), address(weight), 0, 0, address(panels), 0, 1,
          t.threads if panels.nbytes > FEW else 1)
-    return panels

@@ -129,6 +129,14 @@ def prepare(p: Problem, s: Schedule, t: Target, weight: Any) -> Any:
     return run(maker(p, s, t.row), Geometry, p, t, s, weight)
 
 
+def prepared_floats(p: Problem, s: Schedule, t: Target) -> int:
+    return floats(maker(p, s, t.row), Geometry, p, t, s)
+
+
+def prepare_into(p: Problem, s: Schedule, t: Target, weight: Any, u: Any) -> None:
+    run_into(maker(p, s, t.row), Geometry, p, t, s, weight, u)
+
+
 def maker(p: Problem, s: Schedule, isa: Isa) -> Callable[..., Module]:
     return MAKERS[p, s, isa]
 
@@ -150,15 +158,28 @@ def launch_for(make: Callable[..., Module], g: Geometry, isa: Isa, *more: int) -
 def run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Target, s: Schedule,
         weight: Any, *more: int) -> Any:
     """Call what `make` gives."""
-    import torch  # workers that only compile do without it
-
     from .. import memory
 
-    key = (make, geometry, p, s, t.row, *more)
-    launch, floats = RUNS[key]
-    u, strides = memory.empty(floats), torch.tensor(weight.stride())
-    launch(address(strides), address(weight), 0, 0, address(u), 0, 1, t.threads)
+    u = memory.empty(floats(make, geometry, p, t, s, *more))
+    run_into(make, geometry, p, t, s, weight, u, *more)
     return u
+
+
+def floats(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Target,
+           s: Schedule, *more: int) -> int:
+    """Of U."""
+    key = (make, geometry, p, s, t.row, *more)
+    return RUNS[key][1]
+
+
+def run_into(make: Callable[..., Module], geometry: type[Geometry], p: Problem, t: Target,
+             s: Schedule, weight: Any, u: Any, *more: int) -> None:
+    import torch  # workers that only compile do without it
+
+    key = (make, geometry, p, s, t.row, *more)
+    launch, _ = RUNS[key]
+    strides = torch.tensor(weight.stride())
+    launch(address(strides), address(weight), 0, 0, address(u), 0, 1, t.threads)
 
 
 def _run(make: Callable[..., Module], geometry: type[Geometry], p: Problem, s: Schedule, isa: Isa,
