@@ -4,7 +4,8 @@
     python benchmarks/training.py vgg16 --batch 32 --rounds 2 --no-compile
     python benchmarks/training.py vgg16 --batch 8 --precision highest high --no-compile
     python benchmarks/training.py vgg16 --batch 8 --memory tilewise     # peak of one contender
-    python benchmarks/training.py resnet50 mobilenet_v2 --batch 8       # of the zoo
+    python benchmarks/training.py resnet50 mobilenet_v2:16              # of the zoo; batch 8, 16
+    python benchmarks/training.py resnet50 unet:2 -o training.json      # what FILE has is kept
     python benchmarks/training.py resnet18 --losses 20                  # no times: losses alone
 
 Torch's best is the best of eager contiguous, eager channels-last and torch.compile on
@@ -24,8 +25,13 @@ import argparse
 import copy
 import os
 import resource
+import shlex
 import statistics
+import sys
 import time
+from datetime import date
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
@@ -34,6 +40,8 @@ from torch import nn
 from zoo_models import ZOO, tensors
 
 import tilewise
+from tilewise.bench import machine
+from tilewise.bench.results import Result
 from tilewise.models import MODELS
 
 CONTENDERS = ("eager nchw", "eager nhwc", "compiled", "tilewise")
@@ -90,10 +98,10 @@ def made(name: str) -> nn.Module:
     return model
 
 
-def data(name: str, args) -> tuple[torch.Tensor, torch.Tensor]:
+def data(name: str, batch: int, args) -> tuple[torch.Tensor, torch.Tensor]:
     side = args.size or (224 if name in MODELS else 0)
     shape = (3, side, side) if side else ZOO[name].shape
-    return torch.randn(args.batch, *shape), torch.randint(0, 1000, (args.batch,))
+    return torch.randn(batch, *shape), torch.randint(0, 1000, (batch,))
 
 
 def check(losses: dict[str, list[float]], theirs: int) -> None:
@@ -109,9 +117,9 @@ def check(losses: dict[str, list[float]], theirs: int) -> None:
             assert abs(found[step] - first) < most, (one, losses)
 
 
-def compare_losses(name: str, args) -> None:
+def compare_losses(name: str, batch: int, args) -> None:
     """Of so many steps from the same weights, on the same images."""
-    model, (x, labels) = made(name), data(name, args)
+    model, (x, labels) = made(name), data(name, batch, args)
     exact = stepper(copy.deepcopy(model).double(), x.double(), labels)
     right = [exact() for _ in range(args.losses)]
 
@@ -120,14 +128,15 @@ def compare_losses(name: str, args) -> None:
         return max(abs(step() - loss) / abs(loss) for loss in right)
 
     theirs, ours = max(far("eager nchw"), far("eager nhwc")), far("tilewise")
-    print(f"{name} batch {args.batch}, {args.losses} steps from loss {right[0]:.4f} to "
+    print(f"{name} batch {batch}, {args.losses} steps from loss {right[0]:.4f} to "
           f"{right[-1]:.4f} in float64: ours within {ours:.1e}, torch's within {theirs:.1e}",
           flush=True)
     assert ours < max(EQUAL, SPREAD * theirs)
 
 
-def compare(name: str, args) -> None:
-    model, (x, labels) = made(name), data(name, args)
+def compare(name: str, batch: int, args) -> list[dict[str, Any]]:
+    """A row for each precision of ours."""
+    model, (x, labels) = made(name), data(name, batch, args)
     ours = ["tilewise" if one == "highest" else f"tilewise {one}" for one in args.precision]
     names = [*(one for one in CONTENDERS[:3] if not (args.no_compile and one == "compiled")),
              *ours]
@@ -143,19 +152,48 @@ def compare(name: str, args) -> None:
     for one in names:
         least = min(times[one])
         print(f"{one:16} {least * 1e3:8.0f} ms  median {statistics.median(times[one]) * 1e3:8.0f}"
-              f"  {args.batch / least:6.2f} images/s", flush=True)
-    theirs = [one for one in names if one not in ours]
-    for one in ours:
-        ratio = min(min(times[other]) for other in theirs) / min(times[one])
-        rounds = statistics.median(
-            min(times[other][i] for other in theirs) / times[one][i] for i in range(args.rounds))
-        print(f"{name} batch {args.batch}: {one} {ratio:.2f}x torch's best, {rounds:.2f}x by "
-              "rounds", flush=True)
+              f"  {batch / least:6.2f} images/s", flush=True)
+    theirs = {one: found for one, found in times.items() if one not in ours}
+    return [row_of(name, batch, one, times[one], theirs) for one in ours]
+
+
+def row_of(name: str, batch: int, one: str, own: list[float],
+           theirs: dict[str, list[float]]) -> dict[str, Any]:
+    """Seconds by the minimum, beside the quickest of torch's forms."""
+    best = min(theirs, key=lambda other: min(theirs[other]))
+    ratio = min(theirs[best]) / min(own)
+    rounds = statistics.median(min(found) / mine
+                               for mine, *found in zip(own, *theirs.values(), strict=True))
+    print(f"{name} batch {batch}: {one} {ratio:.2f}x torch's best, {rounds:.2f}x by rounds",
+          flush=True)
+    return {"model": name, "batch": batch, "precision": precision_of(one), "seconds": min(own),
+            "best": best, "torch": min(theirs[best]), "ratio": ratio, "rounds": rounds}
+
+
+def known(path: Path | None) -> list[dict[str, Any]]:
+    return Result.load(path).of("training-steps", path=path).rows if path and path.exists() else []
+
+
+def keep(args, rows: list[dict[str, Any]]) -> None:
+    """After each model: a long run can be cut off and goes on."""
+    if args.output:
+        Result("training-steps", shlex.join(["python", *sys.argv]), date.today().isoformat(),
+               machine.facts(torch.get_num_threads(), limits=False), {"rounds": args.rounds},
+               rows).save(args.output)
+
+
+def model_and_batch(text: str) -> tuple[str, int | None]:
+    name, _, batch = text.partition(":")
+    if name not in {*MODELS, *ZOO} or not (batch or "1").isdigit():
+        raise argparse.ArgumentTypeError(f"model is {text!r}, needs one of "
+                                         f"{', '.join(sorted({*MODELS, *ZOO}))}, and :BATCH if "
+                                         "it has one of its own")
+    return name, int(batch) if batch else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+", choices=sorted({*MODELS, *ZOO}))
+    parser.add_argument("models", nargs="+", type=model_and_batch, help="such as resnet50:4")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--size", type=int, default=0, help="of images; the zoo's if not said")
     parser.add_argument("--rounds", type=int, default=5)
@@ -163,19 +201,26 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", choices=APART, default=["highest"])
     parser.add_argument("--losses", type=int, default=0, help="steps whose losses are compared")
     parser.add_argument("--memory", choices=CONTENDERS, help="run one alone, print its peak")
+    parser.add_argument("-o", "--output", type=Path, help="keep rows here; those it has stay")
     args = parser.parse_args()
-    for name in args.models:
+    rows = known(args.output)
+    for name, own in args.models:
+        batch = own or args.batch
         if args.losses:
-            compare_losses(name, args)
-            continue
-        if not args.memory:
-            compare(name, args)
-            continue
-        step = contender(args.memory, made(name), *data(name, args))
-        for _ in range(3):
-            step()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        print(f"{name}, {args.memory}: peak resident memory {peak:.2f} GB")
+            compare_losses(name, batch, args)
+        elif args.memory:
+            print_peak(name, batch, args)
+        elif not any((row["model"], row["batch"]) == (name, batch) for row in rows):
+            rows += compare(name, batch, args)
+            keep(args, rows)
+
+
+def print_peak(name: str, batch: int, args) -> None:
+    step = contender(args.memory, made(name), *data(name, batch, args))
+    for _ in range(3):
+        step()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"{name}, {args.memory}: peak resident memory {peak:.2f} GB")
 
 
 if __name__ == "__main__":

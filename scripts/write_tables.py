@@ -190,6 +190,15 @@ def _seeds_compared(result: dict[str, Any]) -> str:
     return f"The runs end at {ended}. {' '.join(told)}"
 
 
+def _training_steps(result: dict[str, Any]) -> list[str]:
+    lines = ["| model | batch | precision | tilewise, ms a step | torch's best form, ms | of it | "
+             "by rounds |", "|---|--:|---|--:|--:|--:|--:|"]
+    return [*lines, *(f"| {row['model']} | {row['batch']} | {row['precision']} | "
+                      f"**{row['seconds'] * 1e3:.0f}** | {row['torch'] * 1e3:.0f} ({row['best']}) "
+                      f"| **{row['ratio']:.2f}x** | {row['rounds']:.2f}x |"
+                      for row in result["rows"])]
+
+
 def _training_blocks(result: dict[str, Any]) -> list[str]:
     lines = ["| part | blocks | wrong | with plans of ours in all directions | worst error | "
              "torch's in float32 |", "|---|--:|--:|--:|--:|--:|"]
@@ -480,7 +489,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
     "arm": _arm, "arm-debian": _arm_debian, "bfloat16": _bfloat16,
     "checked-faults": _checked_faults, "faults": _faults, "claims": _claims, "deep": _deep,
-    "training-seeds": _training_seeds, "training-blocks": _training_blocks}
+    "training-seeds": _training_seeds, "training-blocks": _training_blocks,
+    "training-steps": _training_steps}
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:
