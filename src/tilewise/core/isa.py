@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from .platforms import HERE
@@ -63,6 +63,8 @@ class Isa:
     attributes: tuple[str, ...] = ()  # of every function, in LLVM's words
     # whether kernels that widen bfloat16 and float16 to float32 were measured there
     widens: bool = field(default=False, repr=False)
+    # whether functions stand for the unit's instructions: for tests, and far too slow for all else
+    emulated: bool = False
 
     @property
     def is_written(self) -> bool:
@@ -108,7 +110,11 @@ ISA_ROWS = (
     Isa("scalar", _X86, _NONE, 1, 16, False, False, "x86-64", "", 1),
 )
 
-ISA = {row.name: row for row in ISA_ROWS}
+# x86's units on processors that lack them; never chosen, and never timed
+EMULATED = tuple(replace(row, name=f"{row.name}_emulated", needs=_AVX512, features=_WIDE,
+                         emulated=True)
+                 for row in ISA_ROWS if row.matrix and row.machines == _X86)
+ISA = {row.name: row for row in (*ISA_ROWS, *EMULATED)}
 NATIVE = {"bf16": "avx512_bf16", "f16": "avx512_fp16"}  # flags of processors that multiply them
 NO_ISA = Isa("none", (), _NONE, 1, 1, False, False, "", "", 1)  # of machines without a row
 # whether this machine has any of them; where not, models and conv2d are torch's
@@ -142,6 +148,13 @@ def available(machine: str | None = None, flags: frozenset[str] | None = None) -
     return tuple(row for row in rows if not (here and asks_leave(row)) or may_use_tiles())
 
 
+def emulable() -> tuple[Isa, ...]:
+    """Rows that this machine can emulate, for those who name them."""
+    if not HERE.can_emulate or platform.machine() not in _X86:
+        return ()
+    return tuple(row for row in EMULATED if row.needs <= cpu_flags())
+
+
 def asks_leave(row: Isa) -> bool:
     """Whether it has registers that the operating system gives only to those who ask."""
-    return row.matrix is not None and row.matrix.apart
+    return row.matrix is not None and row.matrix.apart and not row.emulated
