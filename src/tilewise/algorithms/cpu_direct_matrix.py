@@ -31,7 +31,7 @@ class CpuDirectMatrix(MatrixAlgorithm):
 
     name = "cpu_direct"
     version = 2
-    units = ("amx", "bfmmla")
+    units = ("amx", "bfmmla", "dpbf16")
     fuses = CpuAlgorithm.fuses | {"pool2"}
 
     def kernel(self) -> Any:

@@ -31,6 +31,7 @@ class MatrixUnit:
     # whether it is apart from the vectors: the operating system has to admit it, code asks for
     # operands ahead of need, and it is as fast wherever it is
     apart: bool
+    in_flight: int = 1  # tiles of sums that have to be held for that speed
 
     @property
     def line(self) -> int:
@@ -75,7 +76,8 @@ class Isa:
 _X86 = ("x86_64", "AMD64")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
-_AMX = _AVX512 | {"amx_tile", "amx_bf16", "avx512_bf16"}
+_AVX512_BF16 = _AVX512 | {"avx512_bf16"}
+_AMX = _AVX512_BF16 | {"amx_tile", "amx_bf16"}
 _NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
 # eight tiles of 16 rows of 64 bytes: four of sums, two of each operand. An operation takes 16
@@ -83,6 +85,9 @@ _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
 AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, True)
 # two registers of 2 x 2 sums; six products take longer than float32's own multiply-adds
 BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, False)
+# four vectors of columns, five rows, a step of eight pairs. Two products in the time of one of
+# float32: three products take longer than float32's own
+DPBF16 = MatrixUnit("dpbf16", 1, 16, 16, 2, 5, 4, (1,), 4.0, 2.0, False, in_flight=12)
 _TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
 # the model whose scheduler keeps sums in registers; of no other does it say anything
 _CALM = '"tune-cpu"="apple-m1"'
@@ -97,6 +102,8 @@ def _sve(bits: int, lanes: int) -> Isa:
 
 ISA_ROWS = (
     Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=AMX),
+    Isa("avx512_bf16", _X86, _AVX512_BF16, 16, 32, True, True, "x86-64-v4", "+avx512bf16," + _WIDE,
+        matrix=DPBF16, widens=True),
     Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, widens=True),
     Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", "", widens=True),
     _sve(512, 16),
