@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -36,10 +37,11 @@ pytestmark = pytest.mark.skipif(not emulable(), reason="this machine can emulate
 def run_random(row: str) -> dict[str, Any]:
     """Between unmapped pages, against float64; by default and by random schedules."""
     target, rng = Target.host(row, harness.THREADS), random.Random(f"images on {row}")
-    ran, failures, ends = 0, [], set()
+    ran, failures = 0, []
     while ran < COUNT:
         p = harness.more_filters(harness.random_problem(rng, FLOPS))
-        p = inner_problem(ONE, p.with_(dtype="bf16", n=rng.randint(1, 3)))
+        end = replace(p.epilogue, bias=ran % 4 < 2, residual=ran % 2 == 0)
+        p = inner_problem(ONE, p.with_(dtype="bf16", n=rng.randint(1, 3), epilogue=end))
         if ONE.reject(p, target):
             continue
         s = (ONE.default(p, target) if ran % 2
@@ -50,8 +52,7 @@ def run_random(row: str) -> dict[str, Any]:
         except Mismatch as mismatch:
             failures.append(str(mismatch))
         ran += 1
-        ends |= {f"residual {p.epilogue.residual}", f"bias {p.epilogue.bias}"}
-    return {"ran": ran, "failures": failures, "ends": sorted(ends)}
+    return {"ran": ran, "failures": failures}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,6 @@ def test_random_problems(jobs: Jobs, row: str) -> None:
     result = jobs.result("run_random", row)
     assert result["failures"] == []
     assert result["ran"] == COUNT
-    assert len(result["ends"]) == 4
 
 
 @pytest.mark.parametrize("row", ROWS)
