@@ -28,10 +28,15 @@ class MatrixUnit:
     products: tuple[int, ...]  # numbers of products that can be faster than float32's own
     cycles: float  # of a tile in a step
     moved: float  # cycles to begin and store a tile of sums
-    # whether it is apart from the vectors: the operating system has to admit it, code asks for
-    # operands ahead of need, and it is as fast wherever it is
+    # whether it is apart from the vectors: the operating system has to admit it, and it is as fast
+    # wherever it is
     apart: bool
+    fetches: bool  # whether code asks for operands ahead of need
     in_flight: int = 1  # tiles of sums that have to be held for that speed
+    near: int = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
+    # the same where they may come from the second cache: taps find the input in the first, and sums
+    # that leave the unit would cost more
+    far: int = 512 << 10
 
     @property
     def line(self) -> int:
@@ -82,12 +87,13 @@ _NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
 # eight tiles of 16 rows of 64 bytes: four of sums, two of each operand. An operation takes 16
 # cycles of a clock that is lower under this load
-AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, True)
+AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, True, True)
 # two registers of 2 x 2 sums; six products take longer than float32's own multiply-adds
-BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, False)
+BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, False, False)
 # four vectors of columns, five rows, a step of eight pairs. Two products in the time of one of
 # float32: three products take longer than float32's own
-DPBF16 = MatrixUnit("dpbf16", 1, 16, 16, 2, 5, 4, (1,), 4.0, 2.0, False, in_flight=12)
+DPBF16 = MatrixUnit("dpbf16", 1, 16, 16, 2, 5, 4, (1,), 4.0, 2.0, False, True, in_flight=12,
+                    near=16 << 10, far=16 << 10)
 _TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
 # the model whose scheduler keeps sums in registers; of no other does it say anything
 _CALM = '"tune-cpu"="apple-m1"'

@@ -94,7 +94,7 @@ class _Direct:
             count = max(0, min(lanes, channels - half * lanes))
             value = (x.load(half * lanes, count=count, work=self.held) if count
                      else f.vector(0.0))
-            if self.unit.apart:
+            if self.unit.fetches:
                 x.prefetch(half * lanes + AHEAD, level=1)
             for part, bits in enumerate(split(f, value, self.g.parts)):
                 (to + plane * part).store(bits, half * lanes // 2)
@@ -185,7 +185,7 @@ class _Direct:
         with self.m.function(name, frame="pointer", a="pointer", b="pointer", c="pointer",
                              ahead="pointer") as f:
             z = self._sizes(f)
-            plane, lines = z.plane, z.lines_ahead if unit.apart else 0
+            plane, lines = z.plane, z.lines_ahead if g.fetches else 0
             left = Side(tuple(i * unit.rows * unit.line for i in tiles), plane,
                         passing=taps == 1 and not g.once)
             starts = [(at, tap * step) for at, tap in g.starts(plane)]
