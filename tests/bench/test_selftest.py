@@ -15,7 +15,7 @@ from support.faults import patched, replaced
 from typer.testing import CliRunner
 
 from tilewise.algorithms import ALGORITHMS
-from tilewise.bench import selftest
+from tilewise.bench import guarded, selftest
 from tilewise.bench.judged import Mismatch, operands
 from tilewise.cli.app import app
 from tilewise.core import Algorithm, Problem, Schedule, Target
@@ -70,6 +70,12 @@ def test_code_that_writes_beside_its_memory_is_told(offset: int, side: str) -> N
     o = operands(p, "floats", 0)
     with pytest.raises(Mismatch, match="wrote beside y"):
         selftest._run(Wild(), p, Target.host(threads=1), Schedule(), o, o.weight, side)
+
+
+def test_a_single_value_may_have_any_stride() -> None:
+    one = torch.tensor(1.0).expand(1)
+    assert guarded._same_bytes(one, torch.ones(1))
+    assert not guarded._same_bytes(one, torch.zeros(1))
 
 
 def test_code_that_ends_its_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tilewise.core import (
 )
 from tilewise.core import target as target_module
 from tilewise.core.activations import ACTIVATIONS
-from tilewise.core.isa import _AMX, _AVX2, _AVX512, available, cpu_flags
+from tilewise.core.isa import _AMX, _AVX2, _AVX512, _AVX512_BF16, available, cpu_flags
 from tilewise.core.lru import Lru
 from tilewise.core.platforms.linux import arm_flags
 from tilewise.core.problem import DIRECTIONS, DTYPES, LAYOUTS
@@ -281,7 +281,8 @@ def test_entries_can_be_dropped() -> None:
 
 
 @pytest.mark.parametrize("machine, flags, rows", [
-    ("x86_64", _AMX | {"sse2"}, ["amx", "avx512", "avx2", "generic"]),
+    ("x86_64", _AMX | {"sse2"}, ["amx", "avx512_bf16", "avx512", "avx2", "generic"]),
+    ("x86_64", _AVX512_BF16, ["avx512_bf16", "avx512", "avx2", "generic"]),
     ("AMD64", _AVX512, ["avx512", "avx2", "generic"]),
     ("x86_64", _AVX512 - {"avx512bw"}, ["avx2", "generic"]),
     ("x86_64", _AVX2, ["avx2", "generic"]),
@@ -335,7 +336,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     target_module._host.cache_clear()
 
 
-@pytest.mark.parametrize("flags, isa", [(_AMX, "amx"), (_AVX512, "avx512"), (_AVX2, "avx2"),
+@pytest.mark.parametrize("flags, isa", [(_AMX, "amx"), (_AVX512_BF16, "avx512_bf16"),
+                                        (_AVX512, "avx512"), (_AVX2, "avx2"),
                                         (frozenset(), "generic")])
 def test_the_host_is_its_widest_row(machine: Any, flags: frozenset[str], isa: str) -> None:
     machine(flags)

@@ -45,38 +45,39 @@ def names(products: int) -> list[str]:
 # in processes of their own: a kernel may crash
 
 
-def run_random(products: int) -> dict[str, Any]:
-    """Shapes with several batch sizes; algorithms take turns, and so do schedules."""
-    target, rng = Target.host("amx", harness.THREADS), random.Random(f"weights {products}")
+def run_random(products: int, row: str = "amx", least: int = LEAST,
+               count: int = BATCHES) -> dict[str, Any]:
+    """Shapes with so many batch sizes; algorithms take turns, and so do schedules."""
+    target, rng = Target.host(row, harness.THREADS), random.Random(f"weights {products}")
     ran: Counter[str] = Counter()
     orders: Counter[str] = Counter()
     failures: list[str] = []
-    while sum(ran.values()) < LEAST and len(failures) < 10:
+    while sum(ran.values()) < least and len(failures) < 10:
         p = harness.random_problem(rng).with_(direction="backward_weight", epilogue=Epilogue())
         able = [name for name in names(products) if not ON_MATRIX[name].reject(p, target)]
         if not able:
             continue
         name = min(able, key=lambda name: ran[name])
-        if max(p.r, p.s) > LARGEST or ran[name] > LEAST / len(names(products)):
+        if max(p.r, p.s) > LARGEST or ran[name] > least / len(names(products)):
             continue
-        a, batches = ON_MATRIX[name], rng.sample(range(1, 30), BATCHES)
+        a, batches = ON_MATRIX[name], rng.sample(range(1, 30), count)
         p, number = p.with_(n=max(batches)), sum(ran.values())
         s = a.default(p, target)
-        if number // BATCHES % 4 > 1:
+        if number // count % 4 > 1:
             s = a.space(p, target).sample(rng, s)
         print(harness.describe(a, p, target, s), batches)
         try:
             harness.check(a, p, target, s, number, [0, *batches] if number % 3 == 0 else batches)
         except Mismatch as mismatch:
             failures.append(str(mismatch))
-        ran[name] += BATCHES
+        ran[name] += count
         orders[str(s["order"])] += 1
     return {"ran": ran, "orders": orders, "failures": failures}
 
 
-def run_blocks() -> dict[str, Any]:
+def run_blocks(row: str = "amx") -> dict[str, Any]:
     """Every order, and whether one gives the same bits in every run and on any threads."""
-    target, failures = Target.host("amx", harness.THREADS), []
+    target, failures = Target.host(row, harness.THREADS), []
     o = harness.operands(PROBLEM, "floats", seed=1)
     for name, tunables in BLOCKS:
         a = ON_MATRIX[name]

@@ -36,7 +36,7 @@ PROBLEMS = tuple(map(Problem.parse, (
 def recorded() -> Iterator[tuple[Algorithm, Problem, Target]]:
     """What is recorded: where few machines have a matrix unit, code that cannot be run is read."""
     yield from kernels()
-    yield from (kernel for kernel in kernels(("amx",)) if kernel[0].unit == "matrix")
+    yield from (kernel for kernel in kernels(("amx", "avx512_bf16")) if kernel[0].unit == "matrix")
 
 
 def kernels(rows: tuple[str, ...] = ROWS) -> Iterator[tuple[Algorithm, Problem, Target]]:

@@ -158,7 +158,8 @@ def cpu_images(p: Problem, t: Target) -> list[str]:
         return no_code(t)
     if widens(t.row, p.dtype):
         return []
-    rows = " or ".join(row.name for row in ISA_ROWS if row.widens)
+    rows = " or ".join(row.name for row in ISA_ROWS
+                       if row.widens and NATIVE[p.dtype] not in row.needs)
     return [f"dtype is {p.dtype} on {t.isa}, needs f32, or {rows} without {NATIVE[p.dtype]}"]
 
 

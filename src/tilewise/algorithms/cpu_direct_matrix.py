@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from ..core.algorithm import accumulation_error, split_error
+from ..core.algorithm import accumulation_error, split_error, storing_error
 from ..core.cost import matrix_cycles, seconds
 from ..core.isa import AMX, MatrixUnit
 from ..core.problem import Problem
@@ -15,7 +15,10 @@ from ..core.target import Target
 from ..kernels.matrix import PARTS, joins_taps
 from .common import CpuAlgorithm, cpu_f32_forward, streams
 from .matrix import MatrixAlgorithm, is_pixelwise
+from .vendor import Vendor
 
+IMAGES = ("amx", "dpbf16")  # units for which kernels with images of bfloat16 were tested
+SLOWER, VENDOR = 1.05, Vendor()  # than torch, until somebody has timed it
 LOW = (1, 2, 4, 7, 8, 14, 16, 28, 56)
 BLOCKS = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384)  # where each pixel is a row of its own
 ROWS = tuple(sorted({*LOW, *BLOCKS}))
@@ -31,7 +34,7 @@ class CpuDirectMatrix(MatrixAlgorithm):
 
     name = "cpu_direct"
     version = 2
-    units = ("amx", "bfmmla")
+    units = ("amx", "bfmmla", "dpbf16")
     fuses = CpuAlgorithm.fuses | {"pool2"}
 
     def kernel(self) -> Any:
@@ -40,7 +43,8 @@ class CpuDirectMatrix(MatrixAlgorithm):
         return direct
 
     def reject(self, p: Problem, t: Target) -> list[str]:
-        reasons = cpu_f32_forward(p, t, grid=True) + self.no_unit(t)
+        plain = p.with_(dtype="f32") if self.reads_bf16(p, t) else p
+        reasons = cpu_f32_forward(plain, t, grid=True) + self.no_unit(t)
         if p.groups > 1:
             reasons.append(f"groups is {p.groups}, needs 1")
         if self.products == 6 and p.is_linear and p.weight_bytes >= LARGE:
@@ -48,9 +52,16 @@ class CpuDirectMatrix(MatrixAlgorithm):
                            "it would have half as many again")
         return reasons
 
+    def reads_bf16(self, p: Problem, t: Target) -> bool:
+        """Whether images are bfloat16s that the unit multiplies as they are."""
+        unit = t.row.matrix
+        return p.dtype == "bf16" and self.products == 1 and unit is not None and (
+            unit.name in IMAGES)
+
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         terms = p.c * p.r * p.s
-        return accumulation_error(terms) + split_error(self.products, terms)
+        return (accumulation_error(terms) + split_error(self.products, terms)
+                + storing_error(p.dtype))
 
     def space(self, p: Problem, t: Target) -> Space:
         def legal(s: Any) -> bool:
@@ -74,7 +85,9 @@ class CpuDirectMatrix(MatrixAlgorithm):
         return p.weight, Schedule(vectors=s.vectors)
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
-        return _cost(p, t, s, self.products)
+        found = _cost(p, t, s, self.products)
+        # torch multiplies them itself there, and nobody has timed the two: a measurement may choose
+        return max(found, SLOWER * VENDOR.cost(p, t, s)) if p.dtype == "bf16" else found
 
     def _geometry(self, p: Problem, t: Target, s: Schedule) -> Any:
         return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes, self.products,

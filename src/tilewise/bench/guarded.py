@@ -136,7 +136,13 @@ def _check_memory(buffers: dict[str, Buffer], sources: dict[str, torch.Tensor]) 
 
 def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Also of what is NaN, because nobody may read it."""
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return torch.equal(_bytes(a), _bytes(b))
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """As they lie in memory; the stride of a single one may be anything."""
+    whole = values.contiguous()
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 
 
 @contextmanager

@@ -39,9 +39,10 @@ class Finding:
 def examine(threads: int, tell: Tell = silent) -> list[Finding]:
     """All findings."""
     code = (_generated_code, _denormals) if KNOWN else (_no_code,)
+    emulated = [_emulated] if Target.host().row.emulated else []
     checks: list[Callable[[], Finding]] = [
-        *code, _system, lambda: _threads(threads), _cache, _wisdom, _family, _huge_pages, _compiler,
-        _triton, _peers]
+        *code, *emulated, _system, lambda: _threads(threads), _cache, _wisdom, _family,
+        _huge_pages, _compiler, _triton, _peers]
     findings = []
     for i, check in enumerate(checks):
         tell("examining", i, len(checks))
@@ -63,6 +64,12 @@ def disturbed(machine: dict[str, Any]) -> list[Finding]:
 def _no_code() -> Finding:
     return Finding("missing", f"no code can be written for {platform.machine()}: torch computes "
                    "everything", "needs x86-64 or 64-bit Arm")
+
+
+def _emulated() -> Finding:
+    return Finding("missing", f"instructions are {Target.host().isa}: functions stand for those "
+                   "that this processor lacks, and no times are taken",
+                   "for tests alone; unset TILEWISE_ISA")
 
 
 @torch.no_grad()

@@ -26,13 +26,15 @@ def doctor(threads: Threads = None, json: Json = False, selftest: Selftest = Fal
 
     from ..bench.health import disturbed, examine
     from ..bench.machine import facts, learn_limits
+    from ..core.target import Target
 
     count = set_threads(threads or torch.get_num_threads())  # as a program would have it
     with progress("measuring") as tell:
-        machine, findings = facts(count, tell=tell), examine(count, tell)
-    busy = disturbed(machine)
+        timed = not Target.host().row.emulated
+        machine, findings = facts(count, timed, tell), examine(count, tell)
+    busy = disturbed(machine) if timed else []
     findings += busy
-    if not busy:
+    if timed and not busy:
         learn_limits(machine)
     broken = any(finding.state == "broken" for finding in findings)
     if json:
@@ -63,6 +65,13 @@ def run_selftest(threads: int, json: bool) -> None:
         raise typer.Exit(NO)
 
 
+def _limits(machine: dict[str, Any]) -> list[tuple[str, str]]:
+    if "peak" not in machine:
+        return [("limits", "not measured: instructions are emulated")]
+    return [("multiply-add peak", f"{machine['peak'] / 1e9:.0f} GFLOP/s, measured"),
+            ("memory bandwidth", f"{machine['bandwidth'] / 1e9:.1f} GB/s, measured by a copy")]
+
+
 def _print(machine: dict[str, Any], findings: list[Any]) -> None:
     def size(count: int) -> str:
         return f"{count >> 20} MB" if count >= 1 << 20 else f"{count >> 10} kB"
@@ -74,8 +83,7 @@ def _print(machine: dict[str, Any], findings: list[Any]) -> None:
         ("caches", f"{size(machine['l1'])} and {size(machine['l2'])} a core, "
                    f"{size(machine['l3'])} shared"),
         ("threads", str(machine["threads"])),
-        ("multiply-add peak", f"{machine['peak'] / 1e9:.0f} GFLOP/s, measured"),
-        ("memory bandwidth", f"{machine['bandwidth'] / 1e9:.1f} GB/s, measured by a copy"),
+        *_limits(machine),
         ("huge pages", machine["huge_pages"]),
         ("versions", ", ".join(f"{name} {text}" for name, text in machine["versions"].items())),
     ], left=2)

@@ -70,4 +70,5 @@ def matrix_cycles(rows: int, columns: int, steps: int, products: int,
     unit = t.row.matrix if t and t.row.matrix else AMX
     step = unit.cycles if t is None or unit.apart else unit.cycles * t.row.units / t.starts
     tiles = rows * columns
+    step *= max(1.0, unit.in_flight / tiles)
     return step * tiles * steps * products + unit.moved * tiles + 25

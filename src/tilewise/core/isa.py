@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from .platforms import HERE
@@ -28,9 +28,15 @@ class MatrixUnit:
     products: tuple[int, ...]  # numbers of products that can be faster than float32's own
     cycles: float  # of a tile in a step
     moved: float  # cycles to begin and store a tile of sums
-    # whether it is apart from the vectors: the operating system has to admit it, code asks for
-    # operands ahead of need, and it is as fast wherever it is
+    # whether it is apart from the vectors: the operating system has to admit it, and it is as fast
+    # wherever it is
     apart: bool
+    fetches: bool  # whether code asks for operands ahead of need
+    in_flight: int = 1  # tiles of sums that have to be held for that speed
+    near: int = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
+    # the same where they may come from the second cache: taps find the input in the first, and sums
+    # that leave the unit would cost more
+    far: int = 512 << 10
 
     @property
     def line(self) -> int:
@@ -63,6 +69,8 @@ class Isa:
     attributes: tuple[str, ...] = ()  # of every function, in LLVM's words
     # whether kernels that widen bfloat16 and float16 to float32 were measured there
     widens: bool = field(default=False, repr=False)
+    # whether functions stand for the unit's instructions: for tests, and far too slow for all else
+    emulated: bool = False
 
     @property
     def is_written(self) -> bool:
@@ -73,14 +81,19 @@ class Isa:
 _X86 = ("x86_64", "AMD64")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
-_AMX = _AVX512 | {"amx_tile", "amx_bf16", "avx512_bf16"}
+_AVX512_BF16 = _AVX512 | {"avx512_bf16"}
+_AMX = _AVX512_BF16 | {"amx_tile", "amx_bf16"}
 _NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
 # eight tiles of 16 rows of 64 bytes: four of sums, two of each operand. An operation takes 16
 # cycles of a clock that is lower under this load
-AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, True)
+AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, True, True)
 # two registers of 2 x 2 sums; six products take longer than float32's own multiply-adds
-BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, False)
+BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, False, False)
+# four vectors of columns, five rows, a step of eight pairs. Two products in the time of one of
+# float32: three products take longer than float32's own
+DPBF16 = MatrixUnit("dpbf16", 1, 16, 16, 2, 5, 4, (1,), 4.0, 2.0, False, True, in_flight=12,
+                    near=16 << 10, far=16 << 10)
 _TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
 # the model whose scheduler keeps sums in registers; of no other does it say anything
 _CALM = '"tune-cpu"="apple-m1"'
@@ -95,6 +108,8 @@ def _sve(bits: int, lanes: int) -> Isa:
 
 ISA_ROWS = (
     Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=AMX),
+    Isa("avx512_bf16", _X86, _AVX512_BF16, 16, 32, True, True, "x86-64-v4", "+avx512bf16," + _WIDE,
+        matrix=DPBF16, widens=True),
     Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, widens=True),
     Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", "", widens=True),
     _sve(512, 16),
@@ -108,7 +123,11 @@ ISA_ROWS = (
     Isa("scalar", _X86, _NONE, 1, 16, False, False, "x86-64", "", 1),
 )
 
-ISA = {row.name: row for row in ISA_ROWS}
+# x86's units on processors that lack them; never chosen, and never timed
+EMULATED = tuple(replace(row, name=f"{row.name}_emulated", needs=_AVX512, features=_WIDE,
+                         emulated=True)
+                 for row in ISA_ROWS if row.matrix and row.machines == _X86)
+ISA = {row.name: row for row in (*ISA_ROWS, *EMULATED)}
 NATIVE = {"bf16": "avx512_bf16", "f16": "avx512_fp16"}  # flags of processors that multiply them
 NO_ISA = Isa("none", (), _NONE, 1, 1, False, False, "", "", 1)  # of machines without a row
 # whether this machine has any of them; where not, models and conv2d are torch's
@@ -142,6 +161,13 @@ def available(machine: str | None = None, flags: frozenset[str] | None = None) -
     return tuple(row for row in rows if not (here and asks_leave(row)) or may_use_tiles())
 
 
+def emulable() -> tuple[Isa, ...]:
+    """Rows that this machine can emulate, for those who name them."""
+    if not HERE.can_emulate or platform.machine() not in _X86:
+        return ()
+    return tuple(row for row in EMULATED if row.needs <= cpu_flags())
+
+
 def asks_leave(row: Isa) -> bool:
     """Whether it has registers that the operating system gives only to those who ask."""
-    return row.matrix is not None and row.matrix.apart
+    return row.matrix is not None and row.matrix.apart and not row.emulated

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from .errors import TilewiseError
 from .gpu import GPUS, architecture
-from .isa import ISA, NO_ISA, Isa, available
+from .isa import ISA, NO_ISA, Isa, available, emulable
 from .limits import Limits, keep, kept
 from .platforms import HERE
 
@@ -124,6 +124,13 @@ class Target:
         return _host(isa or os.environ.get("TILEWISE_ISA"), threads or os.cpu_count() or 1)
 
 
+def refuse_times(t: Target) -> None:
+    """Times of emulated instructions say nothing of real ones: nobody gets to see them."""
+    if t.row.emulated:
+        raise TilewiseError(f"isa is {t.isa!r}, whose instructions are emulated here: no times are "
+                            "taken; choose another by TILEWISE_ISA, or none")
+
+
 def learn(t: Target, peak: float, copied: float) -> bool:
     """Keep what was measured of this machine, for estimates from now on; whether it was kept.
 
@@ -149,7 +156,7 @@ def _on_two(t: Target) -> Target:
 
 @lru_cache(maxsize=256)
 def _is_here(t: Target) -> bool:
-    if t.device != "cpu" or t.isa not in (row.name for row in available()):
+    if t.device != "cpu" or t.isa not in (row.name for row in (*available(), *emulable())):
         return False
     here = _host(t.isa, t.threads)  # whatever was measured of it
     return t == here.with_(hertz=t.hertz, bandwidth=t.bandwidth)
@@ -172,8 +179,10 @@ def units_of(isa: str, identity: str) -> int:
 def _host(isa: str | None, threads: int) -> Target:
     rows = [row.name for row in available()] or [NO_ISA.name]
     name = isa or rows[0]
-    if name not in rows:
-        raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows)}")
+    others = [row.name for row in emulable()]  # not chosen unless they are asked for
+    if name not in rows + others:
+        raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows)}"
+                            + (f"; it can emulate {', '.join(others)}" if others else ""))
     limits = kept(name, threads)
     return Target("cpu", name, threads, l1=HERE.cache_bytes(1) or 32 << 10,
                   l2=HERE.cache_bytes(2) or 1 << 20, l3=HERE.cache_bytes(3) or 32 << 20,

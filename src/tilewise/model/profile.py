@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from ..conv.checks import arguments_of, check_module
 from ..core.errors import TilewiseError
+from ..core.target import Target, refuse_times
 from ..runtime.program import Program
 from .captured import Captured, all_captured
 from .programs import Bound, Programs
@@ -96,6 +97,7 @@ def profile(model: nn.Module, example: Any) -> Profile:
     check_module(model)
     if model.training:
         raise TilewiseError(f"{type(model).__name__} is in training mode, needs model.eval()")
+    refuse_times(Target.host())
     bound, tensors, names = _bound(model, arguments_of(example))
     with torch.inference_mode():
         held = bound.program.held()  # weights, as long as kernels read them

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
 
+from ..core.target import Target, refuse_times
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -30,6 +32,7 @@ def interleaved(contenders: Sequence[Callable[[], object]], rounds: int = 7,
     `pause` seconds pass before every sample, for threads of others that still spin. `before` is
     called, untimed, before every call; a sample is then one call. `tick` is told of every sample.
     """
+    refuse_times(Target.host())
     counts = [_calls_per_sample(run, 0.0 if before else sample) for run in contenders]
     times: list[list[float]] = [[] for _ in contenders]
     end = perf_counter() + budget

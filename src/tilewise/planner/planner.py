@@ -14,7 +14,7 @@ from ..core.plan import Plan, passes
 from ..core.problem import Problem
 from ..core.progress import Tell, counting, silent
 from ..core.schedule import Schedule
-from ..core.target import Target
+from ..core.target import Target, refuse_times
 from .classes import representative, share
 from .families import Family
 from .layers import NEAR, SOON, Code, Layer
@@ -200,6 +200,8 @@ class Planner:
         """The plans with their measured times, the fastest first; hopeless ones are left out."""
         if self._start is None:
             raise TilewiseError("effort is 'measure', needs a planner that can run plans")
+        for plan in plans:
+            refuse_times(plan.target)
         least = min((plan.seconds for plan in plans), default=0.0)
         worth = [plan for plan in plans if plan.seconds < 20 * least or self._is_baseline(plan)]
         runs = [self._start(plan) for plan in worth]

@@ -24,6 +24,8 @@ class Platform:
     open_flags = (getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
                   | getattr(os, "O_CLOEXEC", 0))
 
+    can_emulate = False  # whether a thread can be told from others as emulated tiles do it
+
     def cpu_flags(self, machine: str) -> frozenset[str]:
         """Flags of the processor; empty where the system reports none."""
         return frozenset()

@@ -27,6 +27,7 @@ class Linux(Platform):
 
     name = "Linux"
     is_tested = True
+    can_emulate = True
     huge_pages_advice = f"echo madvise > /{PAGES}/enabled, as root"
 
     def cpu_flags(self, machine: str) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....core.isa import Isa
-from . import checks
+from . import checks, emulation
 from .elements import Element
 from .pointers import Pointer
 from .values import (
@@ -78,6 +78,8 @@ class Function:
             raise AttributeError(name) from None
 
     def intrinsic(self, name: str, result: Any, types: list[Any]) -> Any:
+        if self.isa.emulated:
+            name = emulation.named(self.module.ir, name, result, types)
         known = self.module.ir.globals.get(name)
         return known or ir.Function(self.module.ir, ir.FunctionType(result, types), name)
 

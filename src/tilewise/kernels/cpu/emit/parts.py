@@ -18,7 +18,12 @@ I16 = ir.IntType(16)
 
 
 def split(f: Function, value: Vector, parts: int) -> list[Vector]:
-    """The parts of a vector, each of bfloat16 bits in half as many floats; NaN stays NaN."""
+    """The parts of a vector, each of bfloat16 bits in half as many floats; NaN stays NaN.
+
+    Bits of bfloat16 are their only part.
+    """
+    if value.ir.type.element == I16:
+        return [Vector(f, f.ll.bitcast(value.ir, ir.VectorType(F32, value.lanes // 2)))]
     found = []
     for part in range(parts):
         bits = _rounded(f, value)

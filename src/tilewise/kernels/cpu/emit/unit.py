@@ -1,6 +1,6 @@
 """The multiply of a matrix unit: some tiles of sums are held while it walks over the depth.
 
-What a tile is, and how its operands are loaded, a unit says: amx.py, bfmmla.py.
+What a tile is, and how its operands are loaded, a unit says: amx.py, bfmmla.py, dpbf16.py.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import amx, bfmmla
+from . import amx, bfmmla, dpbf16
 from .function import Function
 from .microkernel import Step, Walk
 from .pointers import Pointer
 from .unit import Rows, Side, Unit
 
-UNITS: dict[str, type[Unit]] = {"amx": amx.Tiles, "bfmmla": bfmmla.Registers}
+UNITS: dict[str, type[Unit]] = {"amx": amx.Tiles, "bfmmla": bfmmla.Registers,
+                                "dpbf16": dpbf16.Vectors}
 
 
 def multiply(f: Function, a: Pointer, b: Pointer, c: Pointer, left: Side, right: Side, out: Side,

@@ -5,7 +5,8 @@ a line each. Pixels that a stride keeps apart are neighbours in a phase, so that
 read lines in a row at every tap. With few channels, a line holds all that a row of the filter
 sees, and there is one tap a row. Outputs run through all columns of the packed rows; those of
 columns that do not exist are computed and not stored. Of 1x1 filters that skip nothing, all pixels
-of all images are rows of one pixel. The matrix unit says how many channels a step has.
+of all images are rows of one pixel. The matrix unit says how many channels a step has. Images that
+are bfloat16 in memory are packed as they are.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..between.epilogue import finish, pool
-from ..emit import Function, Index, Module, Pointer, Vector
-from ..emit.elements import FLOAT32
+from ..emit import F32, Function, Index, Module, Pointer, Vector
+from ..emit.elements import BF16, FLOAT32
 from ..emit.microkernel import LINE, Step, Walk
 from ..emit.parts import split
 from ..emit.sizes import InCode
@@ -42,6 +43,8 @@ class _Direct:
     def __init__(self, geometry: Geometry, isa: Isa) -> None:
         self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
         self.unit = geometry.unit
+        # what is packed: floats, which are split, or bfloat16s as they are in memory
+        self.held = BF16.kind if geometry.image is BF16 else F32
 
     def module(self) -> Module:
         self.m = Module(self.isa)
@@ -69,7 +72,7 @@ class _Direct:
     def _convert(self) -> Function:
         """Pixels of the input, `step` floats apart, into the lines of a phase."""
         c, depth = self.g.values, self.unit.depth
-        with self.m.function("convert", frame="pointer", x="pointer", to="pointer",
+        with self.m.function("convert", frame="pointer", x=self.g.image, to="pointer",
                              count="index") as f:
             z, step = self._sizes(f), self.p.stride[1] * self.p.c
             chunk_floats, plane = z.chunk_floats, z.plane
@@ -89,8 +92,9 @@ class _Direct:
         lanes = self.g.lanes
         for half in range(self.unit.depth // lanes):
             count = max(0, min(lanes, channels - half * lanes))
-            value = x.load(half * lanes, count=count) if count else f.vector(0.0)
-            if self.unit.apart:
+            value = (x.load(half * lanes, count=count, work=self.held) if count
+                     else f.vector(0.0))
+            if self.unit.fetches:
                 x.prefetch(half * lanes + AHEAD, level=1)
             for part, bits in enumerate(split(f, value, self.g.parts)):
                 (to + plane * part).store(bits, half * lanes // 2)
@@ -111,7 +115,7 @@ class _Direct:
         """All phases of the input rows under `rows` output rows; the first is row `top`."""
         g = self.g
         phase = None if g.joined else self._pack_phase()
-        with self.m.function("pack", frame="pointer", x="pointer", to="pointer", top="index",
+        with self.m.function("pack", frame="pointer", x=g.image, to="pointer", top="index",
                              rows="index") as f:
             if phase is None:
                 f.call(self.convert, f.frame, f.x + f.top * self.p.c, f.to, f.rows)
@@ -125,7 +129,7 @@ class _Direct:
     def _pack_phase(self) -> Function:
         """`rows` rows of a phase whose first pixel is in row `top`, `across` with its padding."""
         p, row_of = self.p, self._pack_taps if self.g.joins_taps else self._pack_pixels
-        kinds: Any = {"frame": "pointer", "x": "pointer", "scratch": "pointer", "to": "pointer",
+        kinds: Any = {"frame": "pointer", "x": self.g.image, "scratch": "pointer", "to": "pointer",
                       "top": "index", "across": "index", "rows": "index"}
         with self.m.function("pack_phase", **kinds) as f:
             z = self._sizes(f)
@@ -157,7 +161,7 @@ class _Direct:
         p = self.p
         columns = (z.conv_w - 1) * p.stride[1] + p.s
         start, stop = z.left.minimum(columns), (z.left + z.w).minimum(columns)
-        row = f.scratch + z.sums_start
+        row = (f.scratch + z.sums_start).of(self.g.image)
         emit_zero(f, row, start * p.c)
         emit_copy(f, row + start * p.c, x, (stop - start) * p.c)
         emit_zero(f, row + stop * p.c, (columns - stop) * p.c)
@@ -181,7 +185,7 @@ class _Direct:
         with self.m.function(name, frame="pointer", a="pointer", b="pointer", c="pointer",
                              ahead="pointer") as f:
             z = self._sizes(f)
-            plane, lines = z.plane, z.lines_ahead if unit.apart else 0
+            plane, lines = z.plane, z.lines_ahead if g.fetches else 0
             left = Side(tuple(i * unit.rows * unit.line for i in tiles), plane,
                         passing=taps == 1 and not g.once)
             starts = [(at, tap * step) for at, tap in g.starts(plane)]
@@ -197,7 +201,7 @@ class _Direct:
         g, p = self.g, self.p
         width = g.vectors(end) * g.lanes
         kinds: Any = {"frame": "pointer", "c": "pointer", "bias": "pointer",
-                      "residual": "pointer", "y": "pointer", "first": "index", "count": "index"}
+                      "residual": g.image, "y": g.image, "first": "index", "count": "index"}
         with self.m.function("write_end" if end else "write", **kinds) as f:
             if not g.beside and p.grid is None:
                 with f.loop(f.count) as i:
@@ -227,7 +231,7 @@ class _Direct:
         g, p, size = self.g, self.p, self.p.epilogue.pool
         width = g.vectors(end) * g.lanes
         kinds: Any = {"frame": "pointer", "c": "pointer", "bias": "pointer",
-                      "residual": "pointer", "y": "pointer", "rows": "index"}
+                      "residual": g.image, "y": g.image, "rows": "index"}
         with self.m.function("pool_end" if end else "pool", **kinds) as f:
             z = self._sizes(f)
             pitch, conv_w, out_w = z.pitch, z.conv_w, z.out_w
@@ -268,7 +272,7 @@ class _Direct:
             top = top * s.block_rows
             rows = (height - top).minimum(s.block_rows)
             a = f.frame.load_pointer(SCRATCH) + f.worker * z.pack_floats
-            x = f.frame.load_pointer(X) + image * (z.h * z.w * p.c)
+            x = f.frame.load_pointer(X, g.image) + image * (z.h * z.w * p.c)
             f.call(self.pack, f.frame, x, a, top * p.stride[0] - z.top, rows)
             first = g.y_at(z, image, top, 0)
             at = (first, first if p.epilogue.pool == 1 else
@@ -294,8 +298,8 @@ class _Direct:
         weight = f.frame.load_pointer(WEIGHT) + block * g.panel_floats(g.block_k)
         width = g.vectors(end) * g.lanes
         chunk = g.panel_floats(width) // g.chunks
-        operands = [f.frame.load_pointer(base) + start for base, start in
-                    ((BIAS, k), (RESIDUAL, at[0] + k), (Y, at[1] + k))]
+        operands = [f.frame.load_pointer(base, kind) + start for base, kind, start in
+                    ((BIAS, FLOAT32, k), (RESIDUAL, g.image, at[0] + k), (Y, g.image, at[1] + k))]
         fetched = z.lines_ahead * (len(g.taps) * LINE)  # by one group in one chunk
         for one in g.passes.each(f):
             here, b = a + one.start * z.chunk_floats, weight + one.start * chunk

@@ -16,11 +16,6 @@ from ..emit.parts import pack_columns
 from ..emit.tiling import ceil_div
 from .passes import Passes
 
-PANEL = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
-# the same where they may come from the second cache: taps find the input in the first, and sums
-# that leave the unit would cost more
-FAR_PANEL = 512 << 10
-
 # what images decide: words of the frame, in this order
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_blocks", "pitch",
          "plane", "chunk_floats", "sums_start", "pack_floats", "groups", "lines_ahead", "y_row",
@@ -134,7 +129,8 @@ class Geometry(BlocksOfK):
     def passes(self) -> Passes:
         """Over the pixels; weights that are used once need not stay near."""
         chunk = FLOAT32.bytes * self.panel_floats(self.block_k) // self.chunks
-        panel = FAR_PANEL if self.parts == 1 and len(self.taps) > 1 else PANEL
+        far = self.parts == 1 and len(self.taps) > 1
+        panel = self.unit.far if far else self.unit.near
         return Passes(self.chunks, self.chunks if self.once else max(1, panel // chunk))
 
     @cached
@@ -148,9 +144,15 @@ class Geometry(BlocksOfK):
         return self.group * self.block_k * (self.groups if self.wait else 1)
 
     @cached
+    def fetches(self) -> bool:
+        """Whether weights are asked for ahead of need: by code that knows how many lines, or while
+        a unit is at work that is apart."""
+        return self.unit.fetches and (self.unit.apart or self.joined)
+
+    @cached
     def lines_ahead(self) -> int:
         """Cache lines of the weights that come next, fetched at every tap of every group."""
-        if not self.unit.apart:
+        if not self.fetches:
             return 0
         return ceil_div(self.parts * self.s.vectors * self.unit.tile // LINE, self.groups)
 
