@@ -27,6 +27,8 @@ def test_a_shard_is_run_once_and_a_crash_is_told(tmp_path: Path) -> None:
     found = {row["part"]: row for row in first.rows}
     assert not found["filters"]["wrong"]
     assert sum(found["filters"]["ran"].values()) == deep.FILTERS
+    assert found["filters"]["runs"] == found["filters"]["ran"]
+    assert found["filters"]["codes"] > 0
     assert all(0 <= share <= 1 for share in found["filters"]["worst"].values())
     assert "KeyError" in found["nothing"]["wrong"][0]
     before = path.stat().st_mtime_ns
@@ -55,6 +57,17 @@ def test_seeds_rows_and_parts_make_shards() -> None:
 
 
 def test_totals_add_counts_and_keep_the_worst() -> None:
-    rows = [{"part": "problems", "row": row, "ran": {"a": 2}, "worst": {"a": worst}}
+    rows = [{"part": "problems", "row": row, "ran": {"a": 2}, "runs": {"a": 3},
+             "worst": {"a": worst}}
             for row, worst in (("avx2", 0.25), ("avx2", 0.5), ("generic", 0.125))]
-    assert totals(rows) == {("problems", "a"): {"ran": {"avx2": 4, "generic": 2}, "worst": 0.5}}
+    assert totals(rows) == {("problems", "a"): {"ran": {"avx2": 4, "generic": 2}, "runs": 9,
+                                                "worst": 0.5}}
+
+
+def test_a_network_is_counted_once_and_its_runs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep, "NETWORKS", 2)
+    found, row = deep.Found(), deep.rows_here()[0]
+    deep.PARTS["networks"](Shard("networks", row, 5), found)
+    assert found.wrong == []
+    assert sum(found.ran.values()) == 2
+    assert 2 < sum(found.runs.values()) <= 2 * deep.SIZES
