@@ -94,7 +94,7 @@ def apart(shard: Shard, checked: bool) -> dict[str, Any]:
 
 
 def _empty(wrong: str) -> dict[str, Any]:
-    return {"ran": {}, "runs": {}, "codes": 0, "worst": {}, "wrong": [wrong]}
+    return {"ran": {}, "runs": {}, "codes": 0, "cpu": 0.0, "worst": {}, "wrong": [wrong]}
 
 
 class Found:
@@ -106,7 +106,7 @@ class Found:
     def __init__(self) -> None:
         self.ran: dict[str, int] = {}
         self.runs: dict[str, int] = {}
-        self.codes = 0  # compiled for them
+        self.codes, self.cpu = 0, 0.0  # compiled for them; seconds of a core
         self.worst: dict[str, float] = {}
         self.wrong: list[str] = []
 
@@ -182,7 +182,7 @@ def _main(shard: Shard) -> None:
     workers.MOST = 0
     found = Found()
     PARTS[shard.part](shard, found)
-    found.codes = jit.compiled
+    found.codes, found.cpu = jit.compiled, round(time.process_time(), 1)
     print(json.dumps(found.__dict__))
 
 
