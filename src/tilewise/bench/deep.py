@@ -16,14 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from ..core.errors import TilewiseError
-from ..core.files import write_atomically
 from ..core.isa import available
 from ..core.progress import Tell, silent
 from .results import Result, understood
@@ -71,7 +69,7 @@ def run(wanted: list[Shard], path: Path, processes: int, checked: bool, command:
         running = [pool.submit(apart, shard, checked) for shard in left]
         for number, ended in enumerate(as_completed(running)):
             result.rows.append(ended.result())
-            write_atomically(path, (json.dumps(asdict(result), indent=1) + "\n").encode())
+            result.save(path)
             tell("testing", number, len(left))
     return result
 
