@@ -10,6 +10,7 @@ import pytest
 
 from tilewise.bench import deep
 from tilewise.bench.deep import Shard, run, shards, totals
+from tilewise.bench.results import Result
 from tilewise.core.errors import TilewiseError
 
 MACHINE = {"processor": "any"}
@@ -31,11 +32,20 @@ def test_a_shard_is_run_once_and_a_crash_is_told(tmp_path: Path) -> None:
     assert found["filters"]["codes"] > 0
     assert all(0 <= share <= 1 for share in found["filters"]["worst"].values())
     assert "KeyError" in found["nothing"]["wrong"][0]
+    assert first.command == "tilewise selftest"
     before = path.stat().st_mtime_ns
     assert ran([broken, FILTERS], path).rows == first.rows
     assert path.stat().st_mtime_ns == before
     with pytest.raises(TilewiseError, match="name another file"):
         ran([FILTERS], path, checked=True)
+
+
+def test_more_shards_are_added_and_their_command_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    for seed, command in ((0, "one"), (1, "two"), (2, "one"), (2, "three")):
+        found = run([Shard("nothing", "generic", seed)], path, 1, False, command, MACHINE)
+    assert [row["seed"] for row in found.rows] == [0, 1, 2]
+    assert found.command == Result.load(path).command == "one && two"
 
 
 def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:

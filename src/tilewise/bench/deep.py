@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +30,7 @@ from .results import Result, understood
 PROBLEMS, SHARED = 800, 400  # of each algorithm in a shard; of those, with one code
 NETWORKS, SIZES = 500, 3  # of a shard, which are a family; sizes of images that each runs with
 FILTERS, FORMATS = 60, 3  # of a shard; types and sizes that filters share
-LIMIT = 1800  # seconds of a shard
+LIMIT = 4 * 3600  # seconds of a shard, which may have little of a core
 KIND = "deep"
 
 
@@ -65,6 +66,8 @@ def run(wanted: list[Shard], path: Path, processes: int, checked: bool, command:
     with understood(path):
         done = {Shard(row["part"], row["row"], row["seed"]) for row in result.rows}
     left = [shard for shard in wanted if shard not in done]
+    if left:
+        result = replace(result, command=_joined(result.command, command))
     with ThreadPoolExecutor(processes) as pool:
         running = [pool.submit(apart, shard, checked) for shard in left]
         for number, ended in enumerate(as_completed(running)):
@@ -72,6 +75,11 @@ def run(wanted: list[Shard], path: Path, processes: int, checked: bool, command:
             result.save(path)
             tell("testing", number, len(left))
     return result
+
+
+def _joined(before: str, command: str) -> str:
+    """All commands that made a file, in their order."""
+    return before if command in before.split(" && ") else f"{before} && {command}"
 
 
 def apart(shard: Shard, checked: bool) -> dict[str, Any]:
@@ -165,7 +173,7 @@ def totals(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
         for name, count in row["ran"].items():
             one = found.setdefault((row["part"], name), {"ran": {}, "runs": 0, "worst": 0.0})
             one["ran"][row["row"]] = one["ran"].get(row["row"], 0) + count
-            one["runs"] += row["runs"][name]
+            one["runs"] += row.get("runs", row["ran"])[name]  # files of 0.2 tell no runs
             one["worst"] = max(one["worst"], row["worst"][name])
     return found
 
