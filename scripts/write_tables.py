@@ -378,10 +378,19 @@ def _deep(result: dict[str, Any]) -> list[str]:
         lines.append(f"| {name if part == 'networks' else f'`{name}`'} | "
                      f"{' | '.join(f'{count:,}' for count in counts)} "
                      f"| {max(row['worst'][name] for row in own):.2f} |")
-    wrong = sum(len(row["wrong"]) for row in result["rows"])
-    total = sum(sum(row["ran"].values()) for row in result["rows"])
-    return [*lines, "", f"{total:,} tests in {len(result['rows'])} shards, {wrong} wrong; "
-                        f"{sum(row['seconds'] for row in result['rows']):,.0f} s of processes."]
+    parts = dict.fromkeys(row["part"] for row in result["rows"])
+    return [*lines, "", "| | tests | runs | codes compiled | wrong | seconds of a core | each |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+            *(_deep_part(part, [row for row in result["rows"] if row["part"] == part])
+              for part in parts)]
+
+
+def _deep_part(part: str, rows: list[dict[str, Any]]) -> str:
+    tests, runs = (sum(sum(row[name].values()) for row in rows) for name in ("ran", "runs"))
+    codes, cpu = sum(row["codes"] for row in rows), sum(row["cpu"] for row in rows)
+    wrong = sum(len(row["wrong"]) for row in rows)
+    return (f"| {part} | {tests:,} | {runs:,} | {codes:,} | {wrong} | {cpu:,.0f} "
+            f"| {1e3 * cpu / max(tests, 1):,.1f} ms |")
 
 
 def _checked_faults(result: dict[str, Any]) -> list[str]:

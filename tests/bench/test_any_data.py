@@ -12,9 +12,11 @@ import torch
 import tilewise
 from tilewise.algorithms import ALGORITHMS
 from tilewise.bench import selftest
+from tilewise.bench.alike import Case, accepted
 from tilewise.bench.judged import ADVERSE, Mismatch, compare_any, exact, operands, reach, suits_any
 from tilewise.core.algorithm import certain_error
 from tilewise.core.problem import Problem
+from tilewise.core.schedule import Schedule
 from tilewise.core.target import Target
 from tilewise.kernels.winograd_math import POINTS, amplification, matrices
 from tilewise.planner.planner import inner_problem
@@ -28,7 +30,7 @@ def drawn(algorithm: Any) -> Problem | None:
     """A small problem of an algorithm that any data suits."""
     rng = random.Random(f"any data, {algorithm.name}")
     for _ in range(20):
-        p = selftest._accepted(algorithm, HERE, rng)
+        p = accepted(algorithm, HERE, rng)
         if p is None or (p.n and suits_any(p)):
             return p
     return None
@@ -39,17 +41,18 @@ def test_every_kind_of_data_keeps_to_the_bound(algorithm: Any) -> None:
     p = drawn(algorithm)
     if p is None:
         pytest.skip("it takes no problem here")
-    s = algorithm.default(inner_problem(algorithm, p), HERE)
-    shares = [selftest.judged(algorithm, p, HERE, s, kind, 3) for kind in ADVERSE]
+    inner = inner_problem(algorithm, p)
+    case = Case(p, inner, HERE, algorithm.default(inner, HERE))
+    shares = [selftest.judged(algorithm, case, kind, 3) for kind in ADVERSE]
     assert max(shares) > 0
 
 
 def test_all_kinds_are_drawn_by_the_self_test() -> None:
     p, kinds = Problem.parse("n1c3h4w4k5r1s1_f32_forward"), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selftest, "judged", lambda *args: kinds.append(args[4]) or 0.0)
+        patch.setattr(selftest, "judged", lambda *args: kinds.append(args[2]) or 0.0)
         for seed in range(4 * len(ADVERSE)):
-            selftest._check(ABLE[0], p, HERE, None, seed)
+            selftest._check(ABLE[0], Case(p, p, HERE, Schedule()), seed)
     assert set(kinds) == {"integers", "floats", *ADVERSE}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tilewise.bench import deep
 from tilewise.bench.deep import Shard, run, shards, totals
+from tilewise.bench.results import Result
 from tilewise.core.errors import TilewiseError
 
 MACHINE = {"processor": "any"}
@@ -27,13 +28,24 @@ def test_a_shard_is_run_once_and_a_crash_is_told(tmp_path: Path) -> None:
     found = {row["part"]: row for row in first.rows}
     assert not found["filters"]["wrong"]
     assert sum(found["filters"]["ran"].values()) == deep.FILTERS
+    assert found["filters"]["runs"] == found["filters"]["ran"]
+    assert found["filters"]["codes"] > 0
     assert all(0 <= share <= 1 for share in found["filters"]["worst"].values())
     assert "KeyError" in found["nothing"]["wrong"][0]
+    assert first.command == "tilewise selftest"
     before = path.stat().st_mtime_ns
     assert ran([broken, FILTERS], path).rows == first.rows
     assert path.stat().st_mtime_ns == before
     with pytest.raises(TilewiseError, match="name another file"):
         ran([FILTERS], path, checked=True)
+
+
+def test_more_shards_are_added_and_their_command_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    for seed, command in ((0, "one"), (1, "two"), (2, "one"), (2, "three")):
+        found = run([Shard("nothing", "generic", seed)], path, 1, False, command, MACHINE)
+    assert [row["seed"] for row in found.rows] == [0, 1, 2]
+    assert found.command == Result.load(path).command == "one && two"
 
 
 def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
@@ -55,6 +67,17 @@ def test_seeds_rows_and_parts_make_shards() -> None:
 
 
 def test_totals_add_counts_and_keep_the_worst() -> None:
-    rows = [{"part": "problems", "row": row, "ran": {"a": 2}, "worst": {"a": worst}}
+    rows = [{"part": "problems", "row": row, "ran": {"a": 2}, "runs": {"a": 3},
+             "worst": {"a": worst}}
             for row, worst in (("avx2", 0.25), ("avx2", 0.5), ("generic", 0.125))]
-    assert totals(rows) == {("problems", "a"): {"ran": {"avx2": 4, "generic": 2}, "worst": 0.5}}
+    assert totals(rows) == {("problems", "a"): {"ran": {"avx2": 4, "generic": 2}, "runs": 9,
+                                                "worst": 0.5}}
+
+
+def test_a_network_is_counted_once_and_its_runs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep, "NETWORKS", 2)
+    found, row = deep.Found(), deep.rows_here()[0]
+    deep.PARTS["networks"](Shard("networks", row, 5), found)
+    assert found.wrong == []
+    assert sum(found.ran.values()) == 2
+    assert 2 < sum(found.runs.values()) <= 2 * deep.SIZES

@@ -28,6 +28,7 @@ from tilewise.kernels.cpu import memory
 from tilewise.kernels.cpu.emit import threads
 from tilewise.kernels.cpu.emit.launch import KERNELS
 from tilewise.kernels.cpu.memory import POOL, Pool
+from tilewise.runtime import weights
 
 
 def forget(objects: bool) -> None:
@@ -218,3 +219,23 @@ def test_a_cache_interrupted_before_every_line() -> None:
         cache.put("d", 9)
         assert (len(cache), cache.total) == (1, 9), stop
     assert stop > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_in_a_finaliser_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what a finaliser raises; what it was to forget is forgotten all the same."""
+    came = []
+
+    def interrupted(*_: object) -> None:
+        came.append(1)
+        raise KeyboardInterrupt
+
+    source = torch.randn(8, 8)
+    key = ("of a test", id(source))
+    weights.made("of a test", lambda: torch.ones(8), source)
+    assert weights.MADE.peek(key) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(weights.MADE, "drop", interrupted)
+        del source
+    assert came
+    assert weights.MADE.peek(key) is None

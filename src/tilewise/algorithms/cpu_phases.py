@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..core.algorithm import Algorithm
 from ..core.cost import CALL, traffic
 from ..core.phases import Phase, covers, phases, weights
 from ..core.problem import DTYPES, Epilogue, Problem
-from ..core.schedule import Schedule, Space
+from ..core.schedule import Schedule, Space, Tunable
 from ..core.target import Target
 from .common import HALVES, CpuAlgorithm, cpu_f32, cpu_images
 
@@ -24,6 +24,15 @@ Choice = tuple[Algorithm, Schedule]
 
 class Parts(Space):
     """All choices for the phases, of which one is listed: each algorithm has a space of its own."""
+
+    def __init__(self, legal: Callable[[Schedule], bool], listed: Callable[[], Schedule]) -> None:
+        super().__init__(legal)
+        self._listed = listed
+
+    @property
+    def tunables(self) -> dict[str, tuple[Tunable, ...]]:
+        """Found when they are looked at, which takes longer than to judge a schedule."""
+        return {"parts": (self._listed()["parts"],)}
 
     def __contains__(self, schedule: Schedule) -> bool:
         return set(schedule) == {"parts"} and isinstance(schedule["parts"], str) and (
@@ -86,7 +95,7 @@ class CpuPhases(Algorithm):
                 a in self._able(phase, t) and s_ in a.space(phase.problem, t)
                 for phase, (a, s_) in zip(parts, choices))
 
-        return Parts(legal, parts=(self.default(p, t).parts,))
+        return Parts(legal, lambda: self.default(p, t))
 
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(self, p, t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.algorithm import Algorithm, accumulation_error, split_error
@@ -185,14 +186,25 @@ def of_seen_pixels(p: Problem, x: Any) -> tuple[Problem, Any]:
 
     torch 2.13 writes beyond its memory in the weight's gradient of a strided one.
     """
-    if (p.r, p.s) != (1, 1) or p.stride == (1, 1):
+    if not skips_pixels((p.r, p.s), p.stride):
         return p, x
+    dense = p.with_(h=p.conv_h, w=p.conv_w, stride=(1, 1), padding=(0, 0, 0, 0))
+    return dense, seen_pixels(x, p.stride, p.padding).contiguous(memory_format=_layout(p))
+
+
+def skips_pixels(taps: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a filter is one tap that sees some pixels only, of images or of volumes."""
+    return max(taps) == 1 and max(stride) > 1
+
+
+def seen_pixels(x: Any, stride: Sequence[int], padding: Sequence[int]) -> Any:
+    """The pixels that one tap sees; padding before and behind, axis by axis."""
     from torch.nn import functional as F
 
-    top, bottom, left, right = p.padding
-    seen = F.pad(x, (left, right, top, bottom))[..., ::p.stride[0], ::p.stride[1]]
-    dense = p.with_(h=p.conv_h, w=p.conv_w, stride=(1, 1), padding=(0, 0, 0, 0))
-    return dense, seen.contiguous(memory_format=_layout(p))
+    axes = [padding[i:i + 2] for i in range(0, len(padding), 2)]
+    wide = F.pad(x, [side for sides in reversed(axes) for side in sides])
+    seen = (..., *(slice(None, None, step) for step in stride))
+    return wide[seen]
 
 
 def _backward_weight(p: Problem) -> Any:

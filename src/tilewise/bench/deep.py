@@ -16,20 +16,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from ..core.errors import TilewiseError
-from ..core.files import write_atomically
 from ..core.isa import available
 from ..core.progress import Tell, silent
 from .results import Result, understood
 
-PROBLEMS = 100  # of each algorithm in a shard; most share their code with others
-NETWORKS, FILTERS, FORMATS = 20, 60, 3  # of a shard; types and sizes that filters share
-LIMIT = 1800  # seconds of a shard
+PROBLEMS, SHARED = 800, 400  # of each algorithm in a shard; of those, with one code
+NETWORKS, SIZES = 500, 3  # of a shard, which are a family; sizes of images that each runs with
+FILTERS, FORMATS = 60, 3  # of a shard; types and sizes that filters share
+LIMIT = 4 * 3600  # seconds of a shard, which may have little of a core
 KIND = "deep"
 
 
@@ -65,23 +66,31 @@ def run(wanted: list[Shard], path: Path, processes: int, checked: bool, command:
     with understood(path):
         done = {Shard(row["part"], row["row"], row["seed"]) for row in result.rows}
     left = [shard for shard in wanted if shard not in done]
+    if left:
+        result = replace(result, command=_joined(result.command, command))
     with ThreadPoolExecutor(processes) as pool:
         running = [pool.submit(apart, shard, checked) for shard in left]
         for number, ended in enumerate(as_completed(running)):
             result.rows.append(ended.result())
-            write_atomically(path, (json.dumps(asdict(result), indent=1) + "\n").encode())
+            result.save(path)
             tell("testing", number, len(left))
     return result
 
 
+def _joined(before: str, command: str) -> str:
+    """All commands that made a file, in their order."""
+    return before if command in before.split(" && ") else f"{before} && {command}"
+
+
 def apart(shard: Shard, checked: bool) -> dict[str, Any]:
-    """A shard in a process of its own."""
-    environment = {**os.environ, "TILEWISE_ISA": shard.row, "OMP_WAIT_POLICY": "passive",
-                   "TILEWISE_CHECK": str(int(checked))}
+    """A shard in a process of its own, with a cache of its own: nobody needs its code again."""
     start = time.monotonic()
     try:
-        ended = subprocess.run([sys.executable, "-m", __name__, *map(str, shard)],
-                               capture_output=True, text=True, env=environment, timeout=LIMIT)
+        with TemporaryDirectory(prefix="tilewise-deep-") as place:
+            environment = {**os.environ, "TILEWISE_ISA": shard.row, "OMP_WAIT_POLICY": "passive",
+                           "TILEWISE_CHECK": str(int(checked)), "TILEWISE_CACHE_DIR": place}
+            ended = subprocess.run([sys.executable, "-m", __name__, *map(str, shard)],
+                                   capture_output=True, text=True, env=environment, timeout=LIMIT)
         lines = ended.stdout.splitlines()
         found = json.loads(lines[-1]) if ended.returncode == 0 else _empty(
             f"{shard} ended with {ended.returncode}: {ended.stderr[-1000:]}")
@@ -91,19 +100,25 @@ def apart(shard: Shard, checked: bool) -> dict[str, Any]:
 
 
 def _empty(wrong: str) -> dict[str, Any]:
-    return {"ran": {}, "worst": {}, "wrong": [wrong]}
+    return {"ran": {}, "runs": {}, "codes": 0, "cpu": 0.0, "worst": {}, "wrong": [wrong]}
 
 
 class Found:
-    """Counts and the worst share of a bound, by name."""
+    """Counts and the worst share of a bound, by name.
+
+    What runs with images of several sizes is counted once in `ran`, and each time in `runs`.
+    """
 
     def __init__(self) -> None:
         self.ran: dict[str, int] = {}
+        self.runs: dict[str, int] = {}
+        self.codes, self.cpu = 0, 0.0  # compiled for them; seconds of a core
         self.worst: dict[str, float] = {}
         self.wrong: list[str] = []
 
-    def add(self, name: str, share: float, count: int = 1) -> None:
+    def add(self, name: str, share: float, count: int = 1, runs: int = 0) -> None:
         self.ran[name] = self.ran.get(name, 0) + count
+        self.runs[name] = self.runs.get(name, 0) + (runs or count)
         self.worst[name] = max(self.worst.get(name, 0.0), share)
 
 
@@ -113,19 +128,21 @@ def _problems(shard: Shard, found: Found) -> None:
 
     t = Target.host(isa=shard.row, threads=2)
     for algorithm in able_on(t):
-        one = tried(algorithm.name, t, PROBLEMS, math.inf, f" on {shard.row}, {shard.seed}")
+        one = tried(algorithm.name, t, PROBLEMS, math.inf, f" on {shard.row}, {shard.seed}",
+                    SHARED)
         if one.ran:
             found.add(algorithm.name, one.worst, one.ran[algorithm.name])
         found.wrong += one.wrong
 
 
 def _networks(shard: Shard, found: Found) -> None:
-    from .networks import judged
+    from .networks import Family, judged
 
+    family = Family(f"{shard.seed} on {shard.row}")
     for seed in range(NETWORKS * shard.seed, NETWORKS * (shard.seed + 1)):
         try:
-            share, bound = judged(seed)
-            found.add("networks" if bound else "networks without a program", share)
+            share, bound, runs = judged(seed, family, SIZES)
+            found.add("networks" if bound else "networks without a program", share, runs=runs)
         except Exception as problem:
             found.wrong.append(f"network {seed} on {shard.row}: {problem!r}")
 
@@ -154,14 +171,26 @@ def totals(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         for name, count in row["ran"].items():
-            one = found.setdefault((row["part"], name), {"ran": {}, "worst": 0.0})
+            one = found.setdefault((row["part"], name), {"ran": {}, "runs": 0, "worst": 0.0})
             one["ran"][row["row"]] = one["ran"].get(row["row"], 0) + count
+            one["runs"] += row.get("runs", row["ran"])[name]  # files of 0.2 tell no runs
             one["worst"] = max(one["worst"], row["worst"][name])
     return found
 
 
+def _main(shard: Shard) -> None:
+    """What a shard's process does; on one core, since others have the rest."""
+    import torch
+
+    from ..kernels.cpu.emit import jit, workers
+
+    torch.set_num_threads(1)
+    workers.MOST = 0
+    found = Found()
+    PARTS[shard.part](shard, found)
+    found.codes, found.cpu = jit.compiled, round(time.process_time(), 1)
+    print(json.dumps(found.__dict__))
+
+
 if __name__ == "__main__":
-    mine = Shard(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    told = Found()
-    PARTS[mine.part](mine, told)
-    print(json.dumps(told.__dict__))
+    _main(Shard(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -38,7 +38,7 @@ def _any_problem(rng: random.Random) -> Problem:
     dilation = (1, 1) if kind == "plain" else _two(rng, (1, 1, 1, 1, 2, 3))
     spans = ((r - 1) * dilation[0] + 1, (s - 1) * dilation[1] + 1)
     bare = kind == "pointwise" and rng.random() < 0.8
-    padding = (0, 0, 0, 0) if bare else _padding(rng, *spans)
+    padding = (0, 0, 0, 0) if bare else random_padding(rng, *spans)
     h, w = (rng.choice((rng.randint(1, 9), rng.randint(1, 20), rng.randint(10, 70)))
             for _ in range(2))
     bias, residual = rng.random() < 0.5, rng.random() < 0.3
@@ -106,7 +106,7 @@ def _width(rng: random.Random, most: int) -> int:
     return round(math.exp(rng.uniform(0, math.log(most))))
 
 
-def _padding(rng: random.Random, span_h: int, span_w: int) -> tuple[int, int, int, int]:
+def random_padding(rng: random.Random, span_h: int, span_w: int) -> tuple[int, int, int, int]:
     """None, as much as keeps the size, uneven, or more than the filter reaches."""
     kind = rng.choice(("none", "same", "same", "uneven", "large"))
     if kind == "none":

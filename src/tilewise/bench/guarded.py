@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any
@@ -108,8 +108,12 @@ WORDS = ("x", "weight", "bias", "residual", "y", "scratch", "mask")  # what a ke
 
 def launch_guarded(kernel: Any, given: dict[str, torch.Tensor | None], made: dict[str, int],
                    n: int, threads_: int, side: str,
-                   images: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """What a kernel makes, as so many values, of what it is given and may not change."""
+                   images: torch.dtype = torch.float32,
+                   wanted: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+    """What a kernel makes, as so many values, of what it is given and may not change.
+
+    All of it, or what is wanted: scratch can be large.
+    """
     sources = {name: source for name, source in given.items() if source is not None}
     counts = {name: source.numel() for name, source in sources.items()} | made
     made_of = {"mask": torch.uint8, "y": images}
@@ -123,7 +127,7 @@ def launch_guarded(kernel: Any, given: dict[str, torch.Tensor | None], made: dic
             buffers[name].address if name in buffers else 0 for name in WORDS)
         kernel(x, weight, bias, residual, y, scratch, n, threads_, mask)
         _check_memory(buffers, sources)
-        return {name: buffers[name].values.clone() for name in made}
+        return {name: buffers[name].values.clone() for name in wanted or made}
 
 
 def _check_memory(buffers: dict[str, Buffer], sources: dict[str, torch.Tensor]) -> None:
@@ -143,6 +147,38 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
     """As they lie in memory; the stride of a single one may be anything."""
     whole = values.contiguous()
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+
+
+# slices of channels
+
+
+def extent(pixels: int, channels: int, pitch: int) -> int:
+    """Values from the first to the last, without the gap behind them; a pitch of 0: no gaps."""
+    return max(0, pixels * pitch - (pitch - channels)) if pitch else pixels * channels
+
+
+def among(values: torch.Tensor, channels: int, pitch: int) -> torch.Tensor:
+    """The channels of pixels between others, which are NaN."""
+    if not pitch or not values.numel():
+        return values
+    pixels = values.view(-1, channels)
+    whole = values.new_full((pixels.shape[0], pitch), float("nan"))
+    whole[:, :channels] = pixels
+    return whole.flatten()[:extent(pixels.shape[0], channels, pitch)]
+
+
+def taken_from(values: torch.Tensor, channels: int, pitch: int) -> torch.Tensor:
+    """The channels of pixels, if what lies between was not written to."""
+    if not pitch or not values.numel():
+        return values
+    whole = torch.cat((values, values.new_empty(pitch - channels))).view(-1, pitch)
+    words, first = whole.view(torch.int16), channels * values.element_size() // 2
+    pattern = torch.full((words.numel() // 2 + 1,), UNTOUCHED, dtype=torch.int32).view(torch.int16)
+    # halves may begin with either half of it
+    if not any(torch.equal(words[:-1, first:], pattern[shift:shift + words.numel()].view_as(
+            words)[:-1, first:]) for shift in (0, 1)):
+        raise Mismatch("wrote between pixels")
+    return whole[:, :channels].reshape(-1)
 
 
 @contextmanager

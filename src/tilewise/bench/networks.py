@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,60 @@ ACTIVATIONS: list[Callable[[Tensor], Tensor]] = [
     F.relu, F.silu, torch.sigmoid, F.gelu, F.hardswish, torch.tanh, F.leaky_relu]
 MODULES = [nn.ReLU, nn.SiLU, nn.Hardswish, nn.GELU, nn.Sigmoid]
 CHANNELS = (3, 4, 8, 12, 16, 17, 24)
+WIDTHS, FORMS = 2, 4  # of a family
+
+
+class Form(NamedTuple):
+    """A convolution but for its channels."""
+
+    size: int
+    stride: int
+    bias: bool
+    norm: bool
+    activation: Callable[[], nn.Module] | None
+
+    @staticmethod
+    def drawn(rng: random.Random) -> Form:
+        return Form(rng.choice((1, 1, 3, 3, 5)), rng.choice((1, 1, 2)), rng.random() < 0.5,
+                    rng.random() < 0.5, rng.choice(MODULES) if rng.random() < 0.6 else None)
+
+
+class Family:
+    """What some networks have in common, so that they share code: none of it is drawn but of all
+    that there is."""
+
+    def __init__(self, seed: object) -> None:
+        rng = random.Random(f"family {seed}")
+        self.widths = rng.sample(CHANNELS, WIDTHS)
+        self.forms = [Form.drawn(rng) for _ in range(FORMS)]
+        self.activations, self.modules = (rng.sample(some, 2) for some in (ACTIVATIONS, MODULES))
+        self.images = rng.choice((3, 4))
+
+
+class Hand(random.Random):
+    """Draws from a family, or from all there is."""
+
+    def __init__(self, seed: int, family: Family | None = None) -> None:
+        super().__init__(seed)
+        self.family = family
+
+    def width(self) -> int:
+        return self.choice(self.family.widths if self.family else CHANNELS)
+
+    def form(self) -> Form:
+        return self.choice(self.family.forms) if self.family else Form.drawn(self)
+
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        return self.choice(self.family.activations if self.family else ACTIVATIONS)
+
+    def images(self) -> int:
+        return self.family.images if self.family else self.choice((3, 4))
+
+    def left(self, channels: int) -> int:
+        """Where a slice begins; a family's slices are as wide as others, if they can be."""
+        fitting = [width for width in self.family.widths if width < channels] if (
+            self.family) else []
+        return channels - self.choice(fitting) if fitting else self.randrange(channels - 1)
 
 
 class Op(nn.Module):
@@ -39,12 +93,11 @@ class Op(nn.Module):
 class Net(nn.Module):
     """`count` random operations; some of the values are results."""
 
-    def __init__(self, seed: int, count: int = 12) -> None:
+    def __init__(self, seed: int, family: Family | None = None, count: int = 12) -> None:
         super().__init__()
-        self.rng = rng = random.Random(seed)
+        self.rng = rng = Hand(seed, family)
         torch.manual_seed(seed)
-        self.shape = (rng.choice((1, 1, 2)), rng.choice((3, 4)), rng.randint(5, 24),
-                      rng.randint(5, 24))
+        self.shape = (rng.choice((1, 1, 2)), rng.images(), rng.randint(5, 24), rng.randint(5, 24))
         shapes: list[tuple[int, ...]] = [self.shape]
         self.ops = nn.ModuleList()
         with torch.no_grad():
@@ -82,14 +135,14 @@ def _same(rng: random.Random, shapes: list[Any], shape: Any) -> int:
 
 
 def conv(rng, place, shape, shapes):
-    c, k, r = shape[1], rng.choice(CHANNELS), rng.choice((1, 1, 3, 3, 5))
-    stride = rng.choice((1, 1, 2)) if min(shape[2:]) > 4 else 1
-    layer = nn.Conv2d(c, k, r, stride, r // 2, bias=rng.random() < 0.5)
-    follow = [nn.BatchNorm2d(k)] if rng.random() < 0.5 else []
+    c, k, form = shape[1], rng.width(), rng.form()
+    stride = form.stride if min(shape[2:]) > 4 else 1
+    layer = nn.Conv2d(c, k, form.size, stride, form.size // 2, bias=form.bias)
+    follow = [nn.BatchNorm2d(k)] if form.norm else []
     for norm in follow:
         nn.init.uniform_(norm.running_mean, -0.5, 0.5)
         nn.init.uniform_(norm.running_var, 0.5, 2)
-    follow += [rng.choice(MODULES)()] if rng.random() < 0.6 else []
+    follow += [form.activation()] if form.activation else []
     return Op([place], lambda self, x: self.body(x), body=nn.Sequential(layer, *follow))
 
 
@@ -106,7 +159,7 @@ def norm(rng, place, shape, shapes):
 
 
 def activation(rng, place, shape, shapes):
-    function = rng.choice(ACTIVATIONS)
+    function = rng.activation()
     return Op([place], lambda self, x: function(x))
 
 
@@ -139,7 +192,7 @@ def cat(rng, place, shape, shapes):
 def sliced(rng, place, shape, shapes):
     if shape[1] < 2:
         return activation(rng, place, shape, shapes)
-    first = rng.randrange(shape[1] - 1)
+    first = rng.left(shape[1])
     return Op([place], rng.choice([lambda self, x: x[:, first:], lambda self, x: x.chunk(2, 1)[0],
                                    lambda self, x: x.split(1 + first, 1)[-1]]))
 
@@ -178,7 +231,9 @@ def halves(rng, place, shape, shapes):
     n, c, h, w = shape
     if c % 2:
         return totals(rng, place, shape, shapes)
-    return Op([place], lambda self, x: x.reshape(n, 2, c // 2, h, w).sum(dim=1))
+    run = rng.choice([lambda self, x: x.reshape(n, 2, c // 2, h, w).sum(dim=1),
+                      lambda self, x: x.reshape(x.shape[0], 2, c // 2, *x.shape[2:]).sum(dim=1)])
+    return Op([place], run)
 
 
 def by_torch(rng, place, shape, shapes):
@@ -197,7 +252,7 @@ def in_place(rng, place, shape, shapes):
 
 def up(rng, place, shape, shapes):
     return Op([place], lambda self, x: self.body(x),
-              body=nn.ConvTranspose2d(shape[1], rng.choice(CHANNELS), 2, 2))
+              body=nn.ConvTranspose2d(shape[1], rng.width(), 2, 2))
 
 
 KINDS = [conv, conv, conv, conv, depthwise, norm, activation, arithmetic, arithmetic, scaled,
@@ -210,25 +265,59 @@ KINDS = [conv, conv, conv, conv, depthwise, norm, activation, arithmetic, arithm
 SLACK, TIMES = 4e-6, 10  # of a result's size, and of the error that torch makes in float32
 
 
-def judged(seed: int) -> tuple[float, bool]:
-    """The share of its bound that a network's error takes, between unmapped pages; and whether it
-    ran as a program."""
-    net = Net(seed).eval()
+class Verdict(NamedTuple):
+    """The largest share of its bound that an error takes, whether a network ran as a program, and
+    how many sizes of images it ran with."""
+
+    share: float
+    bound: bool
+    runs: int
+
+
+def judged(seed: int, family: Family | None = None, sizes: int = 1) -> Verdict:
+    """A network between unmapped pages, with images of so many sizes that torch can run it with."""
+    net = Net(seed, family).eval()
     model, exact = optimize(net), copy.deepcopy(net).double()
+    rng, shares = random.Random(f"sizes of {seed}"), []
     with torch.inference_mode():
-        for _ in range(2):
-            model(torch.randn(net.shape))
-        bound = programs_of(model)
-        x = torch.randn(net.shape)
-        with swapped(program, "memory", GuardedMemory()):
-            found = model(x)
-        plain, expected = net(x), exact(x.double())
+        for number in range(sizes):
+            shape = _resized(net.shape, rng) if number else net.shape
+            if not number or _suits(net, shape):
+                shares.append(_run(seed, shape, net, model, exact))
+    return Verdict(max(shares), bool(programs_of(model)), len(shares))
+
+
+def _resized(shape: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
+    """Not much larger: what grows in a network grows a lot."""
+    _, c, h, w = shape
+    return rng.choice((1, 2, 3)), c, rng.randint(4, h + 3), rng.randint(4, w + 3)
+
+
+def _suits(net: Net, shape: tuple[int, ...]) -> bool:
+    """Whether torch can run it: some networks demand that two sizes are equal."""
+    try:
+        net(torch.zeros(shape))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _run(seed: int, shape: tuple[int, ...], net: Net, model: nn.Module,
+         exact: nn.Module) -> float:
+    """The third call with a size, which is the first of its program."""
+    for _ in range(2):
+        model(torch.randn(shape))
+    x = torch.randn(shape)
+    with swapped(program, "memory", GuardedMemory()):
+        found = model(x)
+    plain, expected = net(x), exact(x.double())
     if [a.shape for a in _leaves(found)] != [b.shape for b in _leaves(plain)]:
-        raise Mismatch(f"network {seed}: other shapes than torch's")
+        raise Mismatch(f"network {seed} with {shape}: other shapes than torch's")
     error, limit = _off(found, expected), SLACK + TIMES * _off(plain, expected)
     if not error <= limit:  # also where it is NaN
-        raise Mismatch(f"network {seed}: error is {error:.3e}, needs at most {limit:.3e}")
-    return error / limit, bool(bound)
+        raise Mismatch(f"network {seed} with {shape}: error is {error:.3e}, needs at most "
+                       f"{limit:.3e}")
+    return error / limit
 
 
 def programs_of(model: nn.Module) -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import TilewiseError, cut
-from ..core.files import read_json
+from ..core.files import read_json, write_atomically
 
 FORMAT = 1
 
@@ -46,7 +46,12 @@ class Result:
     format: int = FORMAT
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        """A kill leaves the old file or the new one."""
+        text = json.dumps(asdict(self), indent=1) + "\n"
+        if path.exists() and not path.is_file():  # a terminal or a pipe, which is not replaced
+            path.write_text(text)
+        else:
+            write_atomically(path.resolve(), text.encode(), mode=0o666)
 
     @staticmethod
     def load(path: Path) -> Result:

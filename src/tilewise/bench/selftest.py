@@ -20,20 +20,17 @@ from typing import Any
 import torch
 
 from ..algorithms import ALGORITHMS
-from ..algorithms.cpu_few_rows import CpuFewRows
 from ..algorithms.cpu_phases import CpuPhases
 from ..core.algorithm import Algorithm
-from ..core.epilogue import Epilogue
-from ..core.errors import InvalidProblem
 from ..core.problem import Problem
 from ..core.progress import Tell, silent
 from ..core.schedule import Schedule
 from ..core.target import Target
-from ..planner.planner import inner_problem
-from .drawn import random_linear, random_phased, random_problem, random_schedule
-from .guarded import launch_guarded
+from .alike import Case, cases
+from .guarded import among, extent, launch_guarded, taken_from
 from .judged import (
     ADVERSE,
+    STORED,
     Operands,
     compare,
     compare_any,
@@ -47,11 +44,9 @@ from .judged import (
 )
 
 PROBLEMS = 500  # of an algorithm
-SHARED = 25  # batch sizes, and then image sizes, that share the code of a weight
+SHARED = 50  # problems that share their code
 SECONDS = 56.0  # of all; an algorithm gets its share
 LATE = 120.0  # seconds beyond its share until an algorithm is given up: code may never end
-FLOPS = 1e5  # of an image
-TRIES = 500  # draws until an algorithm takes one; a tenth is taken of the rarest
 POLICY = "OMP_WAIT_POLICY"
 
 
@@ -151,102 +146,50 @@ def _patient_threads() -> Iterator[None]:
             os.environ[POLICY] = before
 
 
-def tried(name: str, t: Target, problems: int, seconds: float, seed: str = "") -> Outcome:
-    """One algorithm; a seed draws other problems."""
+def tried(name: str, t: Target, problems: int, seconds: float, seed: str = "",
+          shared: int = SHARED) -> Outcome:
+    """One algorithm, so many problems for one code; a seed draws others."""
     found = Outcome()
     algorithm = next(a for a in ALGORITHMS if a.name == name)
     rng = random.Random(f"selftest of {algorithm.name}{seed}")
-    _try(algorithm, t, problems, time.monotonic() + seconds, found, rng)
+    _try(algorithm, t, problems, time.monotonic() + seconds, found, rng, shared)
     return found
 
 
 def _try(algorithm: Algorithm, t: Target, problems: int, end: float, found: Outcome,
-         rng: random.Random) -> None:
+         rng: random.Random, shared: int) -> None:
     """One algorithm, until it has had so many problems or its time is up."""
-    ran = 0
-    while ran < problems and time.monotonic() < end:
-        p = _accepted(algorithm, t, rng)
-        if p is None:
-            break
-        inner = inner_problem(algorithm, p)
-        s = random_schedule(algorithm, inner, t, rng) if rng.random() < 0.5 else (
-            algorithm.default(inner, t))
-        for q, s_ in _like(algorithm, p, s, t, rng):
-            if ran == problems or time.monotonic() > end:
+    ran, before = 0, -1
+    while before < ran < problems and time.monotonic() < end:
+        before = ran
+        for case in cases(algorithm, t, rng, min(shared, problems - ran)):
+            if time.monotonic() > end:
                 break
             try:
-                found.worst = max(found.worst, _check(algorithm, q, t, s_, ran))
+                found.worst = max(found.worst, _check(algorithm, case, ran))
             except Exception as problem:  # also of a compiler that does not know the machine
-                found.wrong.append(f"{algorithm.name}: {q} {s_.to_json()}: {problem}")
+                found.wrong.append(f"{algorithm.name}: {case.inner} on {case.t} "
+                                   f"{case.s.to_json()}: {problem}")
             ran += 1
     if ran:
         found.ran[algorithm.name] = ran
 
 
-def _accepted(algorithm: Algorithm, t: Target, rng: random.Random) -> Problem | None:
-    """A problem that an algorithm takes, in any of its directions and layouts, if it takes any."""
-    if isinstance(algorithm, CpuFewRows):  # it refuses small ones because they are slow
-        return random_linear(rng)
-    for _ in range(TRIES):
-        p = random_phased(rng) if isinstance(algorithm, CpuPhases) else _random(algorithm, rng)
-        if p is not None and not algorithm.reject(inner_problem(algorithm, p), t):
-            return p
-    return None
-
-
-def _random(algorithm: Algorithm, rng: random.Random) -> Problem:
-    p = random_problem(rng, FLOPS).with_(layout=rng.choice(sorted(algorithm.layouts)))
-    if "forward" not in algorithm.directions:
-        return p.with_(direction="backward_weight", epilogue=Epilogue())
-    if rng.random() < 0.3:
-        return p.with_(direction="backward_data", epilogue=Epilogue())
-    return p.with_(epilogue=inner_problem(algorithm, p).epilogue)
-
-
-def _like(algorithm: Algorithm, p: Problem, s: Schedule, t: Target,
-          rng: random.Random) -> Iterator[tuple[Problem, Schedule]]:
-    """Problems with the same code: with more images, and of other sizes where code knows none."""
-    batches = [p.with_(n=n) for n in range(SHARED)]
-    yield from ((q, s) for q in batches if q.n < 3 or q.flops < SHARED * FLOPS)
-    code = _code(algorithm, inner_problem(algorithm, p), t, s)
-    for number in range(SHARED):
-        try:
-            q = p.with_(n=number % 4, h=rng.randint(1, 20), w=rng.randint(1, 20))
-        except InvalidProblem:
-            continue
-        inner = inner_problem(algorithm, q)
-        if q.with_(n=1).flops > FLOPS or algorithm.reject(inner, t):
-            continue
-        s_ = algorithm.adapted(inner, t, s)
-        if s_ in algorithm.space(inner, t) and _code(algorithm, inner, t, s_) == code:
-            yield q, s_
-
-
-def _code(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> set[str]:
-    return {request.key for request in algorithm.requests(p, t, s)}
-
-
-def _check(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, seed: int) -> float:
+def _check(algorithm: Algorithm, case: Case, seed: int) -> float:
     """The share of its bound that a result's error takes; integers, floats and adverse data take
     turns."""
     kind = "floats" if seed % 2 else "integers"
-    if seed % 4 == 3 and suits_any(p):
+    if seed % 4 == 3 and suits_any(case.p):
         kind = list(ADVERSE)[seed // 4 % len(ADVERSE)]
-    return judged(algorithm, p, t, s, kind, seed)
+    return judged(algorithm, case, kind, seed)
 
 
-def judged(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str,
-           seed: int) -> float:
+def judged(algorithm: Algorithm, case: Case, kind: str, seed: int) -> float:
     """The same with data of a kind."""
+    p, inner, t, s = case
     o = operands(p, kind, seed)
-    inner = inner_problem(algorithm, p)
     prepared = prepare(algorithm, p, t, s, o.weight)
     y = _run(algorithm, inner, t, s, o, prepared, "start" if seed % 2 else "end")
-    a, b, c, d = inner.result_shape
-    if inner.layout == "nchw" or inner.direction == "backward_weight":
-        y = y.view(a, b, c, d)
-    else:
-        y = y.view(a, c, d, b).permute(0, 3, 1, 2)
     if kind in ADVERSE:
         return compare_any(algorithm, inner, t, s, kind, y, exact(p, o), reach(p, o) if p.n else y)
     return compare(algorithm, inner, t, s, kind, y, exact(p, o), spread(p, o))
@@ -255,10 +198,17 @@ def judged(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, kind: str,
 def _run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, prepared: Any,
          side: str) -> torch.Tensor:
     """What a kernel makes of its operands, between pages that cannot be touched."""
-    given = {"x": laid_out(o.x, p), "weight": prepared.flatten(), "bias": o.bias,
-             "residual": laid_out(o.residual, p)}
-    made = {"y": math.prod(p.result_shape), "scratch": -(-algorithm.workspace(p, t, s) // 4)}
-    return launch_guarded(algorithm.build(p, t, s), given, made, p.n, t.threads, side)["y"]
+    given = {"x": among(laid_out(o.x, p), p.c, p.pitch), "weight": prepared.flatten(),
+             "bias": o.bias, "residual": laid_out(o.residual, p)}
+    n, channels, *size = p.result_shape
+    pitch = p.grid.pitch if p.grid else 0
+    made = {"y": extent(n * math.prod(size), channels, pitch),
+            "scratch": -(-algorithm.workspace(p, t, s) // 4)}
+    y = launch_guarded(algorithm.build(p, t, s), given, made, p.n, t.threads, side,
+                       STORED.get(p.dtype, torch.float32), wanted=("y",))["y"]
+    if p.layout == "nchw" or p.direction == "backward_weight":
+        return y.view(n, channels, *size)
+    return taken_from(y, channels, pitch).view(n, *size, channels).permute(0, 3, 1, 2)
 
 
 def line(found: Outcome, machine: dict[str, Any]) -> str:

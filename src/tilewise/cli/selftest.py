@@ -14,7 +14,8 @@ from .output import Json, Threads, console, print_json, print_table, progress, s
 
 Deep = Annotated[bool, typer.Option(
     "--deep", help="Shards of random problems, networks and filters, each in a process of its "
-                   "own, until --seeds is reached. What the result file has is not run again.")]
+                   "own, --threads at a time, until --seeds is reached. What the result file "
+                   "has is not run again.")]
 Seeds = Annotated[str, typer.Option(help="With --deep: the first seed and the one behind the "
                                          "last, such as 0:100.")]
 Parts = Annotated[list[str] | None, typer.Option(
@@ -40,13 +41,12 @@ def selftest(deep: Deep = False, seeds: Seeds = "0:1", part: Parts = None, row: 
     from ..bench import deep as work
     from ..bench.machine import facts
     from ..bench.results import understood
-    from ..core.cores import cores
 
     wanted = list(work.shards(part or list(work.PARTS), row or work.rows_here(), _range(seeds)))
     words = [output.name if word == str(output) else word for word in sys.argv[1:]]
     command = " ".join(["tilewise", *words])
     with progress("testing") as tell:
-        found = work.run(wanted, output, cores(), check, command, facts(count, limits=False), tell)
+        found = work.run(wanted, output, count, check, command, facts(count, limits=False), tell)
     with understood(output):
         wrong = [text for one in found.rows for text in one["wrong"]]
         if json:
@@ -70,8 +70,8 @@ def _print(rows: list[dict[str, Any]], wrong: list[str]) -> None:
 
     for text in wrong:
         console.print(text, soft_wrap=True, markup=False)
-    print_table("random tests", ("", "name", "ran", "worst error, of its bound"), [
-        (part, name, f"{sum(one['ran'].values()):,}", f"{one['worst']:.2f}")
+    print_table("random tests", ("", "name", "ran", "runs", "worst error, of its bound"), [
+        (part, name, f"{sum(one['ran'].values()):,}", f"{one['runs']:,}", f"{one['worst']:.2f}")
         for (part, name), one in totals(rows).items()], left=2)
     console.print(f"{len(rows)} shards, {len(wrong)} wrong, "
                   f"{sum(row['seconds'] for row in rows):,.0f} s of processes")

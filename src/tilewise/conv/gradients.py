@@ -71,17 +71,18 @@ def by_torch(p: Problem, grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor |
         grad, wide, weight, [p.k], q.stride, (top, left) if even else (0, 0), q.dilation, False,
         (0, 0), p.groups, list(wants[:3]))
     if dx is not None and q is not p:
-        dx, even = _among_unseen(p, dx), False
+        dx, even = among_unseen(dx, (p.padded_h, p.padded_w), p.stride), False
     if dx is not None and not even:
         top, _, left, _ = p.padding
         dx = dx[..., top:top + p.h, left:left + p.w]
     return dx, dw, db, grad if wants[3] else None
 
 
-def _among_unseen(p: Problem, dx: Tensor) -> Tensor:
-    """The gradient of the pixels that a strided 1x1 filter sees, among zeros."""
-    wide = dx.new_zeros(*dx.shape[:2], p.padded_h, p.padded_w)
-    wide[..., ::p.stride[0], ::p.stride[1]] = dx
+def among_unseen(dx: Tensor, sizes: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """The gradient of the pixels that a filter of one tap sees, among zeros."""
+    wide = dx.new_zeros(*dx.shape[:2], *sizes)
+    seen = (..., *(slice(None, None, step) for step in stride))
+    wide[seen] = dx
     return wide
 
 

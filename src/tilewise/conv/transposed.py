@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..algorithms.vendor import seen_pixels, skips_pixels
 from ..core.activations import by_mask
 from ..core.errors import InvalidProblem
 from ..core.plan import Plan
@@ -299,13 +300,17 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     stride, padding, more, groups, dilation = ctx.options
     if output is not None:
         grad = torch.ops.aten.threshold_backward(grad, output, 0)
-    if torch.is_grad_enabled():
-        wants = [of_x, of_weight, of_bias]
-        found = torch.ops.aten.convolution_backward(
-            grad, x, weight, [weight.shape[1] * groups], stride, padding, dilation, True, more,
-            groups, wants)
-        return *found, grad if of_residual else None, *[None] * 7
     sides = [side for side in padding for _ in range(2)]
+    if torch.is_grad_enabled():
+        seen = grad
+        if skips_pixels(weight.shape[2:], stride):  # torch's own gradient leaves its memory
+            seen = seen_pixels(grad, stride, sides)
+            stride, padding, more = [1, 1], [0, 0], [0, 0]
+        dx, dw, _ = torch.ops.aten.convolution_backward(
+            seen, x, weight, None, stride, padding, dilation, True, more, groups,
+            [of_x, of_weight, False])
+        return (dx, dw, grad.sum((0, 2, 3)) if of_bias else None, grad if of_residual else None,
+                *[None] * 7)
     dx = dw = None
     if of_x:
         dx = torch.ops.tilewise.conv2d(grad, weight, None, None, stride, sides, dilation, groups,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..algorithms.vendor import seen_pixels, skips_pixels
 from .calls import Call
 from .devices import target_of
-from .gradients import by_engine
+from .gradients import among_unseen, by_engine
 from .running import ENGINE
 from .slices import Depth, depth_of, images_of, is_ours, slices, volume_of, widened
 
@@ -75,6 +76,8 @@ def _of_tap(call: Call, grad: Tensor, depth: Depth, tap: int) -> Tensor:
 
 def by_torch(call: Call, grad: Tensor, wants: Sequence[bool]) -> Gradients:
     """In torch's own operators, which autograd knows how to differentiate."""
+    if skips_pixels(call.weight.shape[2:], call.stride):
+        return _of_seen(call, grad, wants)
     front, back, top, bottom, left, right = call.padding
     even = (front, top, left) == (back, bottom, right)
     wide = call.x if even else F.pad(call.x, (left, right, top, bottom, front, back))
@@ -82,7 +85,23 @@ def by_torch(call: Call, grad: Tensor, wants: Sequence[bool]) -> Gradients:
         grad, wide, call.weight, [call.weight.shape[0]], call.stride,
         (front, top, left) if even else (0, 0, 0), call.dilation, False, (0, 0, 0), call.groups,
         list(wants))
-    if dx is not None and not even:
-        d, h, w = call.x.shape[2:]
-        dx = dx[..., front:front + d, top:top + h, left:left + w]
+    return dx if dx is None or even else _inside(call, dx), dw, db
+
+
+def _of_seen(call: Call, grad: Tensor, wants: Sequence[bool]) -> Gradients:
+    """Of a filter of one tap with strides, as a dense one of the pixels that it sees: torch 2.13
+    writes beyond its memory in the weight's gradient of such filters of images."""
+    seen = seen_pixels(call.x, call.stride, call.padding).contiguous()
+    dense = call._replace(x=seen, stride=(1, 1, 1), padding=(0,) * 6)
+    dx, dw, db = by_torch(dense, grad, wants)
+    if dx is not None:
+        sizes = [size + sum(call.padding[2 * i:2 * i + 2])
+                 for i, size in enumerate(call.x.shape[2:])]
+        dx = _inside(call, among_unseen(dx, sizes, call.stride))
     return dx, dw, db
+
+
+def _inside(call: Call, dx: Tensor) -> Tensor:
+    """Without the padding."""
+    (front, _, top, _, left, _), (d, h, w) = call.padding, call.x.shape[2:]
+    return dx[..., front:front + d, top:top + h, left:left + w]

@@ -9,13 +9,15 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from .platforms import HERE
 
-TEMPORARY = re.compile(r"(.*)\.\d+\.\d+\.tmp", re.DOTALL)  # of a file that is being written
+TEMPORARY = re.compile(r"(.*)\.(\d+)\.\d+\.tmp", re.DOTALL)  # of a file that is being written
+OLD = 3600.0  # seconds after which nobody still writes a file
 _serial = itertools.count()
 
 
@@ -85,7 +87,8 @@ def read_json(path: Path) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def write_atomically(path: Path, content: bytes | memoryview, durable: bool = False) -> None:
+def write_atomically(path: Path, content: bytes | memoryview, durable: bool = False,
+                     mode: int = 0o600) -> None:
     """Readers see the old file or the new one; raises OSError where the disk refuses.
 
     A durable file is on the disk on return: a power cut later does not cost it.
@@ -93,7 +96,7 @@ def write_atomically(path: Path, content: bytes | memoryview, durable: bool = Fa
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{next(_serial)}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             if durable:
@@ -114,6 +117,31 @@ def remove_leftovers(directory: Path, *names: str) -> None:
         if found and found[1] in names:
             with contextlib.suppress(OSError):  # it is in nobody's way
                 path.unlink()
+
+
+def remove_orphans(directory: Path, suffix: str) -> None:
+    """What killed writers of files with a suffix left, while others write theirs: the old ones
+    whose process is gone."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            found = TEMPORARY.fullmatch(entry.name)
+            if found and found[1].endswith(suffix) and not _is_running(int(found[2])):
+                with contextlib.suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD:
+                        os.unlink(entry.path)
+
+
+def _is_running(process: int) -> bool:
+    """Not known on Windows, where to ask is to end it: there, age decides."""
+    if os.name == "nt":
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 @contextlib.contextmanager

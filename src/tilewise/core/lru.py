@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .locks import fork_safe_lock
 
 T = TypeVar("T")
+
+
+class Mark(weakref.ref[Any]):
+    """A reference whose death tells a key; no Python runs then that an interrupt could end."""
+
+    __slots__ = ("key",)
+    key: Hashable
 
 
 class Lru(Generic[T]):
@@ -73,6 +81,15 @@ class Lru(Generic[T]):
             with self._lock:
                 self._bury()
 
+    def mark(self, source: object, key: Hashable) -> Mark:
+        """While it is kept, an entry goes when its source does, at the latest with the next look.
+
+        A finaliser that drops the entry is sooner, but an interrupt may end it before it begins.
+        """
+        mark = Mark(source, self._dead.append)
+        mark.key = key
+        return mark
+
     def items(self) -> list[tuple[Hashable, T]]:
         """All entries, the least recently used first."""
         with self._lock:
@@ -86,7 +103,8 @@ class Lru(Generic[T]):
 
     def _bury(self) -> None:
         while self._dead:
-            self._entries.pop(self._dead[0], None)
+            dead = self._dead[0]
+            self._entries.pop(dead.key if isinstance(dead, Mark) else dead, None)
             self._dead.popleft()
 
     def _shrink(self) -> None:

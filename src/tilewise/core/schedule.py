@@ -71,7 +71,12 @@ class Space:
 
     def __init__(self, legal: Callable[[Schedule], bool] = lambda schedule: True,
                  **tunables: tuple[Tunable, ...]) -> None:
-        self.tunables, self._legal = tunables, legal
+        self._tunables, self._legal = tunables, legal
+
+    @property
+    def tunables(self) -> dict[str, tuple[Tunable, ...]]:
+        """What each may be."""
+        return self._tunables
 
     def __iter__(self) -> Iterator[Schedule]:
         for values in itertools.product(*self.tunables.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -48,8 +48,10 @@ class Made:
     was made in inference mode has no counter; glances at the values see those.
     """
 
-    def __init__(self, sources: Sequence[Tensor | None], forget: Any = None) -> None:
+    def __init__(self, sources: Sequence[Tensor | None], forget: Any = None,
+                 key: Hashable = None) -> None:
         tensors = [tensor for tensor in sources if tensor is not None]
+        self._marks = [] if key is None else [MADE.mark(t, key) for t in tensors]
         self._refs = [weakref.ref(t, forget) for t in tensors]
         self._places = [_place(t) for t in tensors]
         self._fingerprint = Fingerprint([memory for t in tensors if t.is_cpu
@@ -185,7 +187,7 @@ def bring(name: object, value: Any, *sources: Tensor | None) -> None:
         BROUGHT.pop(key, None)
         MADE.drop(key)
 
-    entry = Made(sources, forget)
+    entry = Made(sources, forget, key)
     entry.is_borrowed = True
     BROUGHT[key] = entry, value
 
@@ -219,7 +221,7 @@ def made(name: object, make: Callable[[], Any], *sources: Tensor | None,
         if (told := watcher()) is not None:
             told.cannot_repeat("a weight is prepared in every call")
         return entry
-    entry = Made(sources, lambda _: MADE.drop(key))
+    entry = Made(sources, lambda _: MADE.drop(key), key)
     with telling(None):  # it is made once
         entry.value = make()
     made_here += 1

@@ -21,7 +21,13 @@ import llvmlite
 
 from ....core.apart import apart
 from ....core.errors import TilewiseError
-from ....core.files import cache_directory, is_shared, read_private, write_atomically
+from ....core.files import (
+    cache_directory,
+    is_shared,
+    read_private,
+    remove_orphans,
+    write_atomically,
+)
 from ....core.isa import Isa, asks_leave, may_use_tiles
 from ....core.locks import fork_safe_lock
 from ....core.platforms import HERE
@@ -171,8 +177,15 @@ def _write(path: Path, digest: str, image: bytes) -> None:
     """Not at all where the disk refuses: a cache is no duty."""
     try:
         write_atomically(path, _checksum(digest, image) + image)
+        _remove_orphans(path.parent)
     except OSError as problem:
         _warn_that_none_is_kept(path.parent, problem.strerror)
+
+
+@lru_cache(maxsize=8)
+def _remove_orphans(directory: Path) -> None:
+    """Once in a process that compiles: the look takes milliseconds where there are many objects."""
+    remove_orphans(directory, ".o")
 
 
 @lru_cache(maxsize=8)
