@@ -75,7 +75,7 @@ def schedule(algorithm: Any, p: Problem, target: Target) -> Any:
         return default
     rng = random.Random(str(p))
     return harness.quickest(
-        [default, *(algorithm.space(p, target).sample(rng, default) for _ in range(8))])
+        [default, *(algorithm.space(p, target).sample(rng, default) for _ in range(8))], p)
 
 
 def run_row(row: str) -> dict[str, Any]:

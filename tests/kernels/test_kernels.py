@@ -201,7 +201,7 @@ def test_defaults_are_in_their_space(row: str) -> None:
     rng, target, seen = random.Random(f"defaults of {row}"), Target("cpu", row, 2), Counter()
     able = GENERATED | {name: algorithm for name, algorithm in ON_MATRIX.items()
                         if algorithm.is_for(target) and "forward" in algorithm.directions}
-    for flops in [1e6, 1e9] * 200:
+    for flops in [1e6, 1e9] * sample(200, 70):
         p = harness.random_problem(rng, flops)
         for name, algorithm in able.items():
             q = inner_problem(algorithm, p)
@@ -209,7 +209,7 @@ def test_defaults_are_in_their_space(row: str) -> None:
                 seen[name] += 1
                 s = algorithm.default(q, target)
                 assert s in algorithm.space(q, target), harness.describe(algorithm, q, target, s)
-    assert min(seen[name] for name in able) >= 20, seen
+    assert min(seen[name] for name in able) >= sample(20, 7), seen
 
 
 # the harness itself

@@ -99,6 +99,7 @@ def test_slopes_are_read_in_every_call(net: Net, x: Tensor, change: Any) -> None
     assert_close(fast(x), theirs(x))
 
 
+@pytest.mark.usefixtures("by_our_kernels")
 @torch.no_grad()
 def test_it_is_fused_and_pooling_is_not(net: Net, x: Tensor) -> None:
     told = tilewise.explain(tilewise.optimize(net, x), x)
