@@ -16,7 +16,7 @@ from support.training_sets import idx_set
 
 from tilewise.training import checkpoint
 
-KILLS = harness.sample(10, 5)
+LINES = harness.sample((0, 1, 2, 3, 4) * 2, (0, 2, 4))  # to wait for before each kill
 STEPS = 48  # in four epochs
 SEED = int(os.environ.get("TILEWISE_KILL_SEED", random.randrange(1 << 30)))
 
@@ -34,11 +34,6 @@ def finish(data: Path, output: Path) -> dict:
     process.communicate(timeout=120)
     assert process.returncode == 0
     return checkpoint.load(output)
-
-
-def moments(rng: random.Random) -> list[int]:
-    """Lines to wait for before each kill, none of them more often than another."""
-    return [lines for _ in range(KILLS // 5) for lines in rng.sample(range(5), 5)]
 
 
 def kill_somewhere(data: Path, output: Path, lines: int, rng: random.Random) -> None:
@@ -64,14 +59,14 @@ def test_killed_many_times_it_ends_with_the_same_weights(tmp_path):
     data, rng = idx_set(tmp_path / "data", train=96, test=16), random.Random(SEED)
     whole = finish(data, tmp_path / "whole")
     positions = []
-    for lines in moments(rng):
+    for lines in rng.sample(LINES, len(LINES)):
         kill_somewhere(data, tmp_path / "killed", lines, rng)
         positions.append(position(tmp_path / "killed"))
     killed = finish(data, tmp_path / "killed")
     told = f"TILEWISE_KILL_SEED={SEED}, checkpoints after the kills: {positions}"
     assert positions == sorted(positions), told
     assert 0 < positions[-1] < STEPS, told
-    assert len(set(positions)) > 2, told  # it did go on from where it was
+    assert len(set(positions)) > 1, told  # it did go on from where it was
     assert len(killed["history"]["losses"]) == STEPS, told
     assert killed["history"]["losses"] == whole["history"]["losses"], told
     for name, weight in whole["model"].items():
