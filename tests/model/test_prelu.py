@@ -166,6 +166,7 @@ def test_slopes_go_by_the_second_axis_as_in_torch() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("by_our_kernels")
 @pytest.mark.parametrize("slopes", [1, 1021])
 def test_behind_large_linear_layers(slopes: int) -> None:
     layer = nn.Sequential(nn.Linear(1031, 1021), nn.PReLU(slopes)).eval()

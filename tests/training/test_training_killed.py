@@ -17,14 +17,14 @@ from support.training_sets import idx_set
 from tilewise.training import checkpoint
 
 LINES = harness.sample((0, 1, 2, 3, 4) * 2, (0, 2, 4))  # to wait for before each kill
-STEPS = 48  # in four epochs
+STEPS = 48  # in two epochs
 SEED = int(os.environ.get("TILEWISE_KILL_SEED", random.randrange(1 << 30)))
 
 
 def start(data: Path, output: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "tilewise", "train", str(data), "--output", str(output),
-         "--model", "lenet_b", "--batch", "8", "--epochs", "4", "--save-every", "2",
+         "--model", "lenet_b", "--batch", "8", "--epochs", "2", "--save-every", "2",
          "--lines-every", "1"], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -56,7 +56,7 @@ def position(output: Path) -> int:
 
 
 def test_killed_many_times_it_ends_with_the_same_weights(tmp_path):
-    data, rng = idx_set(tmp_path / "data", train=96, test=16), random.Random(SEED)
+    data, rng = idx_set(tmp_path / "data", train=192, test=16), random.Random(SEED)
     whole = finish(data, tmp_path / "whole")
     positions = []
     for lines in rng.sample(LINES, len(LINES)):
