@@ -24,9 +24,9 @@ from tilewise.kernels.cpu.emit import bfmmla
 
 ROW = MACHINES["bf16"].row
 FLOPS = 2e5  # of an image: the emulator does not have the unit, and computes bit by bit
-FEW = 64  # problems for each number of products
+FEW = 40  # problems for each number of products
 DEEP = 2  # of the problems of many channels; one of them is for AMX alone
-EVERY = sample(1, 6)  # of the faults that are noticed on AMX
+EVERY = sample(1, 8)  # of the faults that are noticed on AMX
 
 
 # in processes of their own

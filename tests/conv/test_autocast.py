@@ -58,6 +58,7 @@ def test_convolutions_have_torchs_types(kinds: tuple[Any, ...], groups: int,
     check(y, want, dtype)
 
 
+@pytest.mark.usefixtures("by_our_kernels")
 @ours
 @pytest.mark.parametrize("dtype", TYPES)
 def test_they_run_by_our_kernels_and_weights_are_prepared_once(dtype: torch.dtype) -> None:

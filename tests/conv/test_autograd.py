@@ -212,6 +212,7 @@ def test_another_default_dtype_changes_nothing() -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.usefixtures("by_our_kernels")
 def test_a_bound_of_zero_is_a_bound() -> None:
     leaves = {"x": draw(1, 16, 14, 14).contiguous(memory_format=LAST),
               "weight": draw(16, 16, 3, 3, seed=1)}

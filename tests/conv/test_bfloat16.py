@@ -21,7 +21,8 @@ from tilewise.runtime.pointwise import pointwise
 from tilewise.runtime.types import element_of
 
 TYPES = [t for t in (torch.bfloat16, torch.float16) if element_of(t)]
-pytestmark = pytest.mark.skipif(not TYPES, reason="torch multiplies both on this machine")
+pytestmark = [pytest.mark.skipif(not TYPES, reason="torch multiplies both on this machine"),
+              pytest.mark.usefixtures("by_our_kernels")]
 STORED = {torch.bfloat16: 2.0 ** -8, torch.float16: 2.0 ** -11}  # half a unit in the last place
 LAST, PLANES = torch.channels_last, torch.contiguous_format
 types = pytest.mark.parametrize("dtype", TYPES)

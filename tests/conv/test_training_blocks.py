@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.algorithms.vendor import Vendor
 from tilewise.conv import batch_norm, excitation, gradients, operators
-from tilewise.conv.running import ENGINE
 from tilewise.runtime import masks, weights
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -84,15 +82,6 @@ FAULTS: dict[str, tuple[int, Any, str, Callable[[], Any]]] = {
     "gradients that are differentiated": (JOINED, operators, "by_torch", lambda: once_more(
         operators.by_torch, lambda found: (found[0] * 1.01, *found[1:]))),
 }
-
-
-@pytest.fixture
-def by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small blocks are torch's on some machines: what a call costs differs."""
-    monkeypatch.setattr(Vendor, "cost", lambda *_: 1.0)
-    ENGINE.forget()
-    yield
-    ENGINE.forget()
 
 
 @pytest.mark.usefixtures("by_our_kernels")

@@ -117,6 +117,7 @@ def test_one_image_without_a_batch() -> None:
                           F.conv_transpose2d(x, weight, stride=2), atol=1e-5)
 
 
+@pytest.mark.usefixtures("by_our_kernels")
 def test_phases_serve_it() -> None:
     x = torch.randn(1, 64, 24, 24).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(64, 64, 4, 4)

@@ -37,8 +37,8 @@ from tilewise.core.lowrank import factors, rank_of
 from tilewise.image.arrays import ENGINE
 from tilewise.runtime.filters import View
 
-CASES = sample(500, 260)  # of a process
-IMAGES = 10  # of a format, which share their code
+CASES = sample(500, 156)  # of a process
+IMAGES = sample(10, 6)  # of a format, which share their code
 ROWS = [row.name for row in available() if row.name != "amx"]
 SCIPY = {**{name: name for name in ("reflect", "nearest", "mirror", "wrap", "constant")},
          "zero": "constant", "replicate": "nearest"}

@@ -222,7 +222,7 @@ def test_prepared_weights_are_those_of_float64(jobs: Jobs, row: str) -> None:
 def test_defaults_are_in_their_space(row: str, direction: str) -> None:
     rng, target = random.Random(f"{direction} of {row}"), Target("cpu", row, 2)
     seen = dict.fromkeys(DIRECTIONS[direction], 0)
-    for flops in [1e6, 1e9] * 150:
+    for flops in [1e6, 1e9] * sample(150, 70):
         p = harness.random_problem(rng, flops).with_(direction=direction, epilogue=Epilogue())
         for name, algorithm in DIRECTIONS[direction].items():
             q = inner_problem(algorithm, p)
@@ -230,7 +230,7 @@ def test_defaults_are_in_their_space(row: str, direction: str) -> None:
                 seen[name] += 1
                 s = algorithm.default(q, target)
                 assert s in algorithm.space(q, target), harness.describe(algorithm, q, target, s)
-    assert min(seen.values()) >= 10, seen
+    assert min(seen.values()) >= sample(10, 4), seen
 
 
 # the harness itself

@@ -24,9 +24,9 @@ from tilewise.planner.planner import inner_problem
 
 CHUNKS = 1  # under pytest-xdist jobs take turns, and each imports torch
 SHAPES = 400  # that are drawn for each row of ISA
-COUNT = sample(SHAPES, 52)  # of these are run
+COUNT = sample(SHAPES, 44)  # of these are run
 BATCHES = 8  # sizes that share a shape, and so a kernel; some shapes are also run empty
-LEAST = sample(3000, 410)  # distinct problems on each row, empty ones not counted
+LEAST = sample(3000, 345)  # distinct problems on each row, empty ones not counted
 FLOOR = sample(150, 40)  # problems each algorithm runs on each row
 EMPTY = sample(50, 5)
 EVERY = 64  # spaces of so many combinations are run in full, with TILEWISE_LONG
@@ -201,7 +201,7 @@ def test_defaults_are_in_their_space(row: str) -> None:
     rng, target, seen = random.Random(f"defaults of {row}"), Target("cpu", row, 2), Counter()
     able = GENERATED | {name: algorithm for name, algorithm in ON_MATRIX.items()
                         if algorithm.is_for(target) and "forward" in algorithm.directions}
-    for flops in [1e6, 1e9] * 200:
+    for flops in [1e6, 1e9] * sample(200, 70):
         p = harness.random_problem(rng, flops)
         for name, algorithm in able.items():
             q = inner_problem(algorithm, p)
@@ -209,7 +209,7 @@ def test_defaults_are_in_their_space(row: str) -> None:
                 seen[name] += 1
                 s = algorithm.default(q, target)
                 assert s in algorithm.space(q, target), harness.describe(algorithm, q, target, s)
-    assert min(seen[name] for name in able) >= 20, seen
+    assert min(seen[name] for name in able) >= sample(20, 7), seen
 
 
 # the harness itself

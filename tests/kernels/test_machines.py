@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-ARM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import llvmlite.binding as llvm
 from support.generated_code import kernels
-from tilewise.kernels.cpu.between import turn
+from support.harness import in_process
+
 from tilewise.core import Problem, Schedule
 from tilewise.core.isa import ISA
+from tilewise.kernels.cpu.between import turn
 
-llvm.initialize_all_targets()
-llvm.initialize_all_asmprinters()
-triple = "aarch64-unknown-linux-gnu"
-machine = llvm.Target.from_triple(triple).create_target_machine(
-    cpu="generic", features="+neon", opt=3, reloc="pic")
-modules = {}
-for algorithm, p, t in kernels(("neon",)):
-    if algorithm.name not in modules:
-        s = algorithm.default(p, t)
-        modules[algorithm.name] = algorithm.request(p, t, s).module()
-modules["turn"] = turn.make(Problem(1, 3, 1, 1, 1, 1, 1), Schedule(), ISA["neon"])
-for name, module in modules.items():
-    module.ir.triple = triple
-    parsed = llvm.parse_assembly(str(module.ir))
-    parsed.verify()
-    assert machine.emit_object(parsed)[:4] == bytes([127]) + b"ELF"
-    assert "fpcr" in machine.emit_assembly(parsed).lower()
-print(*modules)
-"""
+ARM = "aarch64-unknown-linux-gnu"
 NONE = """
 import platform
 platform.machine = lambda: "riscv64"
@@ -70,20 +48,35 @@ except tilewise.TilewiseError as error:
 """
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, str(TESTS)], capture_output=True, text=True,
-                          check=False)
+def compiled_for_arm() -> list[str]:
+    """The kernels; inline assembly that LLVM cannot read aborts the process."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(ARM).create_target_machine(
+        cpu="generic", features="+neon", opt=3, reloc="pic")
+    modules = {"turn": turn.make(Problem(1, 3, 1, 1, 1, 1, 1), Schedule(), ISA["neon"])}
+    for algorithm, p, t in kernels(("neon",)):
+        if algorithm.name not in modules:
+            s = algorithm.default(p, t)
+            modules[algorithm.name] = algorithm.request(p, t, s).module()
+    for module in modules.values():
+        module.ir.triple = ARM
+        parsed = llvm.parse_assembly(str(module.ir))
+        parsed.verify()
+        assert machine.emit_object(parsed)[:4] == b"\x7fELF"
+        assert "fpcr" in machine.emit_assembly(parsed).lower()
+    return list(modules)
 
 
 def test_kernels_compile_for_arm() -> None:
-    """An inline assembly that LLVM cannot read aborts the process."""
-    done = run(ARM)
-    assert done.returncode == 0, done.stderr
-    assert {"cpu_direct", "cpu_pointwise", "cpu_winograd", "turn"} <= set(done.stdout.split())
+    found = in_process("test_machines:compiled_for_arm")
+    assert {"cpu_direct", "cpu_pointwise", "cpu_winograd", "turn"} <= set(found)
 
 
 def test_torch_computes_where_no_code_can_be_written() -> None:
-    done = run(NONE)
+    done = subprocess.run([sys.executable, "-c", NONE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     first, *plans, last = done.stdout.splitlines()
     assert first == "cpu:none:t2"

@@ -59,6 +59,7 @@ class Between(nn.Module):
         return self.last(self.second(self.norm(y)).permute(0, 2, 3, 1))
 
 
+@pytest.mark.usefixtures("by_our_kernels")
 @torch.inference_mode()
 def test_what_is_between_convolutions_is_asked_for(asked: list[Any],
                                                    monkeypatch: pytest.MonkeyPatch) -> None:

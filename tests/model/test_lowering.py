@@ -16,6 +16,8 @@ from tilewise.model.captured import all_captured
 from tilewise.model.effects import name_of
 from tilewise.model.native import Native
 
+pytestmark = pytest.mark.usefixtures("by_our_kernels")
+
 
 class Between(nn.Module):
     """Two convolutions, and something between them."""

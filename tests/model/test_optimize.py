@@ -471,6 +471,7 @@ def test_measuring_tells_what_it_returns():
     tilewise.wisdom.forget()
 
 
+@pytest.mark.usefixtures("by_our_kernels")
 def test_max_error_reaches_every_layer():
     model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1)).eval()
     x = torch.randn(4, 64, 28, 28)

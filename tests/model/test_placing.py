@@ -16,6 +16,8 @@ from tilewise.model.captured import all_captured
 from tilewise.model.nn import Block
 from tilewise.runtime import program
 
+pytestmark = pytest.mark.usefixtures("by_our_kernels")
+
 
 def conv(c, k, size=3, **options):
     return nn.Sequential(nn.Conv2d(c, k, size, padding=size // 2, **options), nn.ReLU())

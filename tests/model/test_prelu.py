@@ -99,6 +99,7 @@ def test_slopes_are_read_in_every_call(net: Net, x: Tensor, change: Any) -> None
     assert_close(fast(x), theirs(x))
 
 
+@pytest.mark.usefixtures("by_our_kernels")
 @torch.no_grad()
 def test_it_is_fused_and_pooling_is_not(net: Net, x: Tensor) -> None:
     told = tilewise.explain(tilewise.optimize(net, x), x)
@@ -165,6 +166,7 @@ def test_slopes_go_by_the_second_axis_as_in_torch() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("by_our_kernels")
 @pytest.mark.parametrize("slopes", [1, 1021])
 def test_behind_large_linear_layers(slopes: int) -> None:
     layer = nn.Sequential(nn.Linear(1031, 1021), nn.PReLU(slopes)).eval()

@@ -24,8 +24,9 @@ import torch, tilewise, test_activations
 from torch import nn
 from torch.nn import functional as F
 
-test_activations.STEPS, test_activations.LONG = ("softsign",), True
-rows = {row: test_activations.run_row(row)["failures"] for row in sys.argv[2:]}
+test_activations.STEPS, test_activations.ROWS = ("softsign",), sys.argv[2:]
+test_activations.TURNS = len(test_activations.ROWS)  # every kernel, on one of the rows
+rows = {row: test_activations.run_row(row)["failures"] for row in test_activations.ROWS}
 x = torch.randn(1, 8, 12, 12)
 model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Softsign()).eval()
 with torch.no_grad():

@@ -62,6 +62,7 @@ def test_slices_give_what_whole_images_give(algorithm, name, isa):
             require_same(found, wanted, f"{name} {side}")
 
 
+@pytest.mark.usefixtures("by_our_kernels")
 def test_random_calls_of_slices():
     rng, found = random.Random(5), set()
     made = []

@@ -6,6 +6,7 @@ import ctypes
 import json
 import math
 import os
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +17,8 @@ import torch
 
 from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.cpu_few_rows import CpuFewRows
-from tilewise.bench.drawn import STEPS, more_filters, quickest, random_problem, random_schedule
+from tilewise.bench import drawn
+from tilewise.bench.drawn import STEPS, more_filters, quickest, random_problem
 from tilewise.bench.guarded import launch_guarded
 from tilewise.bench.judged import (
     STORED,
@@ -38,8 +40,8 @@ from tilewise.runtime import masks
 
 from . import forks
 
-__all__ = ["STEPS", "keeps_integers", "more_filters", "quickest", "random_problem",
-           "random_schedule", "rms"]  # for tests, beside what is used here
+# for tests, beside what is used here
+__all__ = ["STEPS", "keeps_integers", "more_filters", "quickest", "random_problem", "rms"]
 
 WRITTEN = [a for a in ALGORITHMS if a.takes == "addresses"]
 # without those for large weights alone, which have tests of their own
@@ -55,9 +57,14 @@ THREADS = 2
 LONG = "TILEWISE_LONG" in os.environ  # random tests in full; CI runs a sample of each
 
 
-def sample(whole: int, part: int) -> int:
-    """How many random problems are run."""
+def sample(whole: Any, part: Any) -> Any:
+    """What is run, or how much of it."""
     return whole if LONG else part
+
+
+def random_schedule(algorithm: Algorithm, p: Problem, t: Target, rng: random.Random) -> Schedule:
+    """One of the space; of a sample the quickest of three, since some take 20 s to compile."""
+    return quickest([drawn.random_schedule(algorithm, p, t, rng) for _ in range(sample(1, 3))], p)
 
 
 # running

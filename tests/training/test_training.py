@@ -442,6 +442,7 @@ def test_a_checkpoint_cannot_execute_code(tmp_path):
 # plans
 
 
+@pytest.mark.usefixtures("by_our_kernels")
 def test_decisions_come_before_what_is_known(data):
     x, w = torch.randn(4, 8, 12, 12), torch.randn(8, 8, 3, 3)
     with noted() as own:

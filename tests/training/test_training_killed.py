@@ -16,15 +16,15 @@ from support.training_sets import idx_set
 
 from tilewise.training import checkpoint
 
-KILLS = harness.sample(10, 5)
-STEPS = 48  # in four epochs
+LINES = harness.sample((0, 1, 2, 3, 4) * 2, (0, 2, 4))  # to wait for before each kill
+STEPS = 48  # in two epochs
 SEED = int(os.environ.get("TILEWISE_KILL_SEED", random.randrange(1 << 30)))
 
 
 def start(data: Path, output: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "tilewise", "train", str(data), "--output", str(output),
-         "--model", "lenet_b", "--batch", "8", "--epochs", "4", "--save-every", "2",
+         "--model", "lenet_b", "--batch", "8", "--epochs", "2", "--save-every", "2",
          "--lines-every", "1"], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -34,11 +34,6 @@ def finish(data: Path, output: Path) -> dict:
     process.communicate(timeout=120)
     assert process.returncode == 0
     return checkpoint.load(output)
-
-
-def moments(rng: random.Random) -> list[int]:
-    """Lines to wait for before each kill, none of them more often than another."""
-    return [lines for _ in range(KILLS // 5) for lines in rng.sample(range(5), 5)]
 
 
 def kill_somewhere(data: Path, output: Path, lines: int, rng: random.Random) -> None:
@@ -61,17 +56,17 @@ def position(output: Path) -> int:
 
 
 def test_killed_many_times_it_ends_with_the_same_weights(tmp_path):
-    data, rng = idx_set(tmp_path / "data", train=96, test=16), random.Random(SEED)
+    data, rng = idx_set(tmp_path / "data", train=192, test=16), random.Random(SEED)
     whole = finish(data, tmp_path / "whole")
     positions = []
-    for lines in moments(rng):
+    for lines in rng.sample(LINES, len(LINES)):
         kill_somewhere(data, tmp_path / "killed", lines, rng)
         positions.append(position(tmp_path / "killed"))
     killed = finish(data, tmp_path / "killed")
     told = f"TILEWISE_KILL_SEED={SEED}, checkpoints after the kills: {positions}"
     assert positions == sorted(positions), told
     assert 0 < positions[-1] < STEPS, told
-    assert len(set(positions)) > 2, told  # it did go on from where it was
+    assert len(set(positions)) > 1, told  # it did go on from where it was
     assert len(killed["history"]["losses"]) == STEPS, told
     assert killed["history"]["losses"] == whole["history"]["losses"], told
     for name, weight in whole["model"].items():

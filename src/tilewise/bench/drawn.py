@@ -123,15 +123,16 @@ def random_schedule(algorithm: Algorithm, p: Problem, t: Target, rng: random.Ran
     """A schedule of the space; most often the one of four that is quickest to compile."""
     space, start = algorithm.space(p, t), algorithm.default(p, t)
     drawn = [space.sample(rng, start) for _ in range(4 if rng.random() < 0.8 else 1)]
-    return quickest(drawn)
+    return quickest(drawn, p)
 
 
-def quickest(schedules: Sequence[Schedule]) -> Schedule:
+def quickest(schedules: Sequence[Schedule], p: Problem) -> Schedule:
     """The one that is compiled soonest."""
-    return min(schedules, key=_unrolled)
+    return min(schedules, key=lambda s: _unrolled(s, p))
 
 
-def _unrolled(s: Schedule) -> int:
-    """About how many instructions are written for a tile."""
+def _unrolled(s: Schedule, p: Problem) -> int:
+    """About how many instructions are written for a tile, which a filter makes larger."""
     names = [name for name in s if name.startswith(("tile", "rows", "vectors", "unroll"))]
-    return math.prod(int(s[name]) for name in names)
+    larger = {"tile_h": p.r - 1, "tile_w": p.s - 1}
+    return math.prod(int(s[name]) + larger.get(name, 0) for name in names)

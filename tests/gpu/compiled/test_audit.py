@@ -31,11 +31,12 @@ WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else None
 KERNELS = (*DIRECTIONS, *STEPS)
 
 
-SHARE = 5  # of other schedules than the defaults, one of so many is compiled in CI
+SHARE = 10  # of other schedules than the defaults, one of so many is compiled in CI
+HALVES = ("f16", "bf16")  # the same code but for a type: their defaults take turns in CI
 
 
 def sampled(gpu: str) -> list[Entry]:
-    """All with TILEWISE_LONG; else the defaults of each type, and some others of every kind."""
+    """All with TILEWISE_LONG; else defaults in 32 and in 16 bits, and some others of every kind."""
     every = entries()
     others: dict[Any, list[Entry]] = {}
     for entry in every:
@@ -44,8 +45,13 @@ def sampled(gpu: str) -> list[Entry]:
     # a kind that is one more begins one later, and so with another GPU
     chosen = [entry for number, some in enumerate(others.values())
               for entry in some[number % min(SHARE, len(some))::SHARE]]
-    return [entry for entry in every
-            if entry.gpu == gpu and (LONG or is_needed(entry) or entry in chosen)]
+    return [entry for entry in every if entry.gpu == gpu and (
+        LONG or entry in chosen or (is_needed(entry) and entry.dtype in types(gpu)))]
+
+
+def types(gpu: str) -> tuple[str, ...]:
+    """Those whose defaults are compiled."""
+    return ("f32", *(HALVES if LONG else HALVES[tuple(GPUS).index(gpu) % 2:][:1]))
 
 
 def is_needed(entry: Entry | Row) -> bool:
@@ -71,7 +77,7 @@ def test_every_schedule_compiles_and_keeps_its_budget(gpu):
     assert not broken, "\n".join(broken)
     defaults = [row for row in rows if is_needed(row)]
     assert {(row.kernel, row.dtype) for row in defaults} == {
-        (kernel, dtype) for kernel in KERNELS for dtype in ("f32", "f16", "bf16")}
+        (kernel, dtype) for kernel in KERNELS for dtype in types(gpu)}
     assert {(row.load_bits, row.spills) for row in defaults} == {(128, 0)}
 
 
@@ -80,7 +86,7 @@ def test_a_sample_has_schedules_of_every_kind():
     seen = {kind(entry) for some in compiled.values() for entry in some}
     assert seen == set(map(kind, entries()))
     for gpu, some in compiled.items():
-        assert sum(not is_needed(entry) for entry in some) >= 8, gpu
+        assert sum(not is_needed(entry) for entry in some) >= 4, gpu
 
 
 def test_a_broken_budget_is_seen():

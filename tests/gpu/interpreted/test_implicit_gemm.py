@@ -16,7 +16,7 @@ from tilewise.core import Problem, Schedule, Target
 from tilewise.core.gpu import GPUS
 
 DIRECTIONS = ("forward", "backward_data", "backward_weight")
-COUNT = sample(200, 40)  # of a direction and type; the interpreter takes 5 ms a loop step
+COUNT = sample(200, 24)  # of a direction and type; the interpreter takes 5 ms a loop step
 SPLIT = ("tf32", "tf32x3", "bf16x3", "bf16x6")
 PLAIN = GpuImplicitGemm()
 each_direction = pytest.mark.parametrize("direction", DIRECTIONS)

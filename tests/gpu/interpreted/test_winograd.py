@@ -15,7 +15,7 @@ from tilewise.core import Epilogue, InvalidProblem, Problem, Schedule, Target
 from tilewise.core.gpu import GPUS
 from tilewise.planner.planner import inner_problem
 
-COUNT = sample(200, 40)  # problems of a direction and type
+COUNT = sample(200, 20)  # problems of a direction and type
 SPLIT = ("tf32x3", "bf16x6")
 PLAIN = GpuWinograd()
 each_direction = pytest.mark.parametrize("direction", ["forward", "backward_data"])
