@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..model.captured import all_captured
 from ..model.optimize import optimize
+from ..model.storing import storing
 from ..runtime import program
 from .guarded import GuardedMemory, swapped
 from .judged import Mismatch
@@ -210,12 +211,18 @@ KINDS = [conv, conv, conv, conv, depthwise, norm, activation, arithmetic, arithm
 SLACK, TIMES = 4e-6, 10  # of a result's size, and of the error that torch makes in float32
 
 
-def judged(seed: int) -> tuple[float, bool]:
+ROUNDED = 2.0 ** -8  # a value that is stored in 16 bits
+
+
+def judged(seed: int, stored: bool = False) -> tuple[float, bool]:
     """The share of its bound that a network's error takes, between unmapped pages; and whether it
-    ran as a program."""
+    ran as a program.
+
+    With `stored`, its images may be bfloat16: then as torch errs whose tensors all are.
+    """
     net = Net(seed).eval()
     model, exact = optimize(net), copy.deepcopy(net).double()
-    with torch.inference_mode():
+    with torch.inference_mode(), storing(stored):
         for _ in range(2):
             model(torch.randn(net.shape))
         bound = programs_of(model)
@@ -226,6 +233,9 @@ def judged(seed: int) -> tuple[float, bool]:
     if [a.shape for a in _leaves(found)] != [b.shape for b in _leaves(plain)]:
         raise Mismatch(f"network {seed}: other shapes than torch's")
     error, limit = _off(found, expected), SLACK + TIMES * _off(plain, expected)
+    if stored:
+        with torch.inference_mode():
+            limit = ROUNDED + 2 * _off(net.bfloat16()(x.bfloat16()), expected)
     if not error <= limit:  # also where it is NaN
         raise Mismatch(f"network {seed}: error is {error:.3e}, needs at most {limit:.3e}")
     return error / limit, bool(bound)
@@ -234,7 +244,8 @@ def judged(seed: int) -> tuple[float, bool]:
 def programs_of(model: nn.Module) -> list[Any]:
     return [bound.program for captured in all_captured(model)
             for captures in captured.captures.values()
-            for capture in captures for bound in capture.programs.bound]
+            for capture in captures for graph in capture.graphs
+            for bound in graph.programs.bound]
 
 
 def _leaves(found: Any) -> list[Tensor]:

@@ -138,10 +138,11 @@ def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: A
 
 def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                norm: Norm | None, options: Options, max_error: float | None,
-               slope: Tensor | None = None, pitch: int = 0) -> Again | None:
+               slope: Tensor | None = None, pitch: int = 0, stored: bool = False) -> Again | None:
     """The call with all that it needs found; None where each has to be looked at anew.
 
-    With `pitch`, its result may be given a place between other channels, so many in all.
+    With `pitch`, its result may be given a place between other channels, so many in all. `stored`:
+    images are stored in another type than the weight.
     """
     others = () if norm is None else norm[:4]
     call = Call(x, weight, bias, residual, *options, None, max_error, slope)
@@ -152,10 +153,10 @@ def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     check(x, weight, bias)
     check_slope(slope, call.activation, weight.shape[0])
     if norm is None:
-        executable = executable_of(call, pitch=pitch)
+        executable = executable_of(call, pitch=pitch, stored=stored)
         return Again(ENGINE, executable, prepared(weight, executable), False)
     # of the form that the bias will have
-    executable = executable_of(call._replace(bias=norm[0]), pitch=pitch)
+    executable = executable_of(call._replace(bias=norm[0]), pitch=pitch, stored=stored)
     return Again(ENGINE, executable, prepared_with_norm(weight, bias, norm, executable), True)
 
 

@@ -197,14 +197,17 @@ def _run(call: Transposed) -> Tensor:
                       channels_of(call.bias, None, executable), call.residual)
 
 
-def into(out: Tensor, pitch: int, call: Transposed) -> Tensor | None:
-    """The result in a slice of channels, of so many; None where that cannot be."""
+def into(out: Tensor | None, pitch: int, call: Transposed, stored: bool = False) -> Tensor | None:
+    """The result in a slice of channels, of so many, if one is given; None where that cannot be.
+
+    `stored`: images may be of another type than the weight.
+    """
     if not is_gradient(call) or call.x.dim() != 4 or element_of(call.x.dtype) is None or (
             gate(Call(*call[:4])) != KERNEL):
         return None
-    check(call)
+    check(call, stored)
     executable = _executable(call, pitch)
-    if not executable.is_among:
+    if out is not None and not executable.is_among:
         return None
     ENGINE.tell(executable.plan)
     return executable(call.x, prepared(call.weight, executable).value,
@@ -237,11 +240,11 @@ def problem_of(call: Transposed) -> Problem:
                    Epilogue(call.bias is not None, call.residual is not None, call.activation))
 
 
-def check(call: Transposed) -> None:
+def check(call: Transposed, stored: bool = False) -> None:
     """What torch would complain about, and a residual that does not fit; in every call."""
     x, weight, bias, residual = call[:4]
     shape = result_shape(call)
-    check_kinds(x, weight, bias, residual)
+    check_kinds(x, weight, bias, residual, stored=stored)
     if x.shape[1] != weight.shape[0]:
         raise InvalidProblem(f"input has {x.shape[1]} channels, needs {weight.shape[0]} for a "
                              f"weight of shape {tuple(weight.shape)}")

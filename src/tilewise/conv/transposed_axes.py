@@ -43,16 +43,21 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Nor
     return then(F.batch_norm(y, mean, variance, scale, shift, eps=eps), activation, 1)
 
 
-def into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any,
-         norm: Norm | None, activation: str | None, max_error: float | None) -> Tensor | None:
-    """`normed` of images into a slice of channels; None where that cannot be."""
+def into(out: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any,
+         norm: Norm | None, activation: str | None, max_error: float | None,
+         stored: bool = False) -> Tensor | None:
+    """`normed` of images into a slice of channels, if one is given; None where that cannot be.
+
+    `stored`: images may be of another type than the weight.
+    """
     if norm is not None:
         fits = norm[0].dtype == weight.dtype and norm[0].shape == (weight.shape[1] * args[3],)
         if not fits or gate(Call(x, weight, bias), *norm[:4]) != KERNEL:
             return None
         weight, bias = folded_transposed(weight, bias, norm, args[3])
     call = transposed.call_of(x, weight, bias, *args, activation=activation, max_error=max_error)
-    return transposed.into(out, pitch_of(tuple(out.shape), out.stride()), call)
+    pitch = 0 if out is None else pitch_of(tuple(out.shape), out.stride())
+    return transposed.into(out, pitch, call, stored)
 
 
 def _lines(*args: Any, **options: Any) -> Tensor:

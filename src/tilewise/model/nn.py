@@ -117,6 +117,7 @@ class Block(nn.Module):
     reads_part = False  # the same of its images
     around: tuple[int, ...] | None = None  # of models that were saved before there was any
     adds_in_place = False  # whether the sum with the residual was written to the convolution's
+    stores = False  # whether its images are stored in 16 bits, whatever its weight is
 
     def __init__(self, conv: Any, norm: Any = None,
                  activation: str | None = None, pool: int = 1,
@@ -148,6 +149,12 @@ class Block(nn.Module):
         again = self._calls.find(key)
         y = None if again is None else again(self._sources(), x, bias, residual, slope)
         return self._first(key, x, bias, residual, slope) if y is None else y
+
+    def stored(self) -> Block:
+        """The same around the same modules, with images that are stored in 16 bits."""
+        twin = copy.copy(self)
+        twin.stores = True
+        return twin
 
     def into(self, out: Tensor, x: Tensor, slope: Tensor | None = None) -> Tensor | None:
         """The same into a slice of channels; None where that cannot be."""
@@ -202,11 +209,14 @@ class Block(nn.Module):
                              self.activation, self.pool, conv.weight.shape[2:])
         return call_again(x, conv.weight, conv.bias, residual,
                           None if norm is None else _values(norm), options, self.max_error, slope,
-                          pitch)
+                          pitch, self.stores)
 
     def _anew(self, x: Tensor, residual: Tensor | None, slope: Tensor | None,
               inside: bool = False) -> Tensor:
         conv, norm = self._parts
+        if self.stores and x.dtype != conv.weight.dtype:  # else it could be repeated
+            wide = self._anew(x.to(conv.weight.dtype), _as(residual, conv.weight.dtype), slope)
+            return wide.to(x.dtype)
         if norm is not None and norm.training:
             return self._trained(self._convolve(x), residual, slope)
         if not is_by_filter(x, conv.weight, slope) or not self._fits(x, residual):
@@ -274,15 +284,18 @@ class TransposedBlock(Block):
 
     def forward(self, x: Tensor, residual: Tensor | None = None,
                 slope: Tensor | None = None, inside: bool = False) -> Tensor:
-        return self._anew(x, None, None, inside)
+        found = self._into(None, x) if self.stores else None
+        return self._anew(x, None, None, inside) if found is None else found
 
     def into(self, out: Tensor, x: Tensor, slope: Tensor | None = None) -> Tensor | None:
+        return self._into(out, x) if slope is None else None
+
+    def _into(self, out: Tensor | None, x: Tensor) -> Tensor | None:
         norm = self._parts[1]
-        if self.axes != 2 or slope is not None or not can_repeat(x) or (
-                norm is not None and norm.training):
+        if self.axes != 2 or not can_repeat(x) or (norm is not None and norm.training):
             return None
         return into(out, *self.call(x), norm=None if norm is None else _values(norm),
-                    activation=self.activation, max_error=self.max_error)
+                    activation=self.activation, max_error=self.max_error, stored=self.stores)
 
     def call(self, x: Tensor) -> tuple[Any, ...]:
         """The arguments of `conv_transpose2d`."""
@@ -314,6 +327,10 @@ class _Folded(Block):
 
 class _FoldedTransposed(_Folded, TransposedBlock):
     pass
+
+
+def _as(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype)
 
 
 def _values(norm: Any) -> Norm:
