@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..conv.again import can_repeat, form, settings
+from ..conv.again import autocast_type, can_repeat, form, settings
 from ..conv.running import ENGINE
 from ..core.plan import Plan
 from ..kernels import precision
@@ -171,7 +171,7 @@ class Choice:
     def of(self, tensors: Sequence[Tensor]) -> Stored | None:
         if self._admitted() < LEAST or not tensors or _forced.get() is False:
             return None
-        if not can_repeat(*tensors):
+        if not can_repeat(*tensors) or autocast_type() is not None:
             return None
         key = (tuple(map(form, tensors)), settings(), _forced.get())
         found = self._known.get(key)
