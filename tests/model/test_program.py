@@ -586,3 +586,24 @@ def test_a_program_lets_go_of_weights(net):
     del bound, model
     gc.collect()
     assert ref() is None
+
+
+class SumInPlace(nn.Module):
+    """A sum that broadcasts, written to what a convolution gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        y = self.a(x)
+        z = self.b(y)
+        z += y[:, :, :1, :1]
+        return self.b(z)
+
+
+def test_a_sum_in_place_by_torch_is_in_the_program():
+    torch.manual_seed(0)
+    model, x = SumInPlace().eval(), torch.randn(1, 3, 9, 9)
+    for found in called(tilewise.optimize(model), x, 4):
+        torch.testing.assert_close(found, model(x))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..model.captured import all_captured
 from ..model.optimize import optimize
+from ..model.storing import storing
 from ..runtime import program
 from .guarded import GuardedMemory, swapped
 from .judged import Mismatch
@@ -265,6 +266,9 @@ KINDS = [conv, conv, conv, conv, depthwise, norm, activation, arithmetic, arithm
 SLACK, TIMES = 4e-6, 10  # of a result's size, and of the error that torch makes in float32
 
 
+ROUNDED = 2.0 ** -8  # a value that is stored in 16 bits
+
+
 class Verdict(NamedTuple):
     """The largest share of its bound that an error takes, whether a network ran as a program, and
     how many sizes of images it ran with."""
@@ -274,16 +278,21 @@ class Verdict(NamedTuple):
     runs: int
 
 
-def judged(seed: int, family: Family | None = None, sizes: int = 1) -> Verdict:
-    """A network between unmapped pages, with images of so many sizes that torch can run it with."""
+def judged(seed: int, family: Family | None = None, sizes: int = 1,
+           stored: bool = False) -> Verdict:
+    """A network between unmapped pages, with images of so many sizes that torch can run it with.
+
+    With `stored`, its images may be bfloat16: then as torch errs whose tensors all are.
+    """
     net = Net(seed, family).eval()
     model, exact = optimize(net), copy.deepcopy(net).double()
+    rounded = copy.deepcopy(net).bfloat16() if stored else None
     rng, shares = random.Random(f"sizes of {seed}"), []
-    with torch.inference_mode():
+    with torch.inference_mode(), storing(stored):
         for number in range(sizes):
             shape = _resized(net.shape, rng) if number else net.shape
             if not number or _suits(net, shape):
-                shares.append(_run(seed, shape, net, model, exact))
+                shares.append(_run(seed, shape, net, model, exact, rounded))
     return Verdict(max(shares), bool(programs_of(model)), len(shares))
 
 
@@ -302,8 +311,8 @@ def _suits(net: Net, shape: tuple[int, ...]) -> bool:
     return True
 
 
-def _run(seed: int, shape: tuple[int, ...], net: Net, model: nn.Module,
-         exact: nn.Module) -> float:
+def _run(seed: int, shape: tuple[int, ...], net: Net, model: nn.Module, exact: nn.Module,
+         rounded: nn.Module | None) -> float:
     """The third call with a size, which is the first of its program."""
     for _ in range(2):
         model(torch.randn(shape))
@@ -314,6 +323,8 @@ def _run(seed: int, shape: tuple[int, ...], net: Net, model: nn.Module,
     if [a.shape for a in _leaves(found)] != [b.shape for b in _leaves(plain)]:
         raise Mismatch(f"network {seed} with {shape}: other shapes than torch's")
     error, limit = _off(found, expected), SLACK + TIMES * _off(plain, expected)
+    if rounded is not None:
+        limit = ROUNDED + 2 * _off(rounded(x.bfloat16()), expected)
     if not error <= limit:  # also where it is NaN
         raise Mismatch(f"network {seed} with {shape}: error is {error:.3e}, needs at most "
                        f"{limit:.3e}")
@@ -323,7 +334,8 @@ def _run(seed: int, shape: tuple[int, ...], net: Net, model: nn.Module,
 def programs_of(model: nn.Module) -> list[Any]:
     return [bound.program for captured in all_captured(model)
             for captures in captured.captures.values()
-            for capture in captures for bound in capture.programs.bound]
+            for capture in captures for graph in capture.graphs
+            for bound in graph.programs.bound]
 
 
 def _leaves(found: Any) -> list[Tensor]:

@@ -86,8 +86,7 @@ class Calls:
 
 def can_repeat(*tensors: Tensor | None) -> bool:
     """Whether torch is in no mode that a repeated call would miss."""
-    return not (torch.is_grad_enabled() or not is_unwatched(*tensors)
-                or is_transformed() or torch._C._is_any_autocast_enabled())
+    return not (torch.is_grad_enabled() or not is_unwatched(*tensors) or is_transformed())
 
 
 def form(tensor: Tensor | None) -> object:
@@ -96,8 +95,15 @@ def form(tensor: Tensor | None) -> object:
 
 
 def settings() -> tuple[Any, ...]:
-    """Torch's, which plans depend on."""
-    return torch.get_num_threads(), precision.asked()
+    """Torch's, which plans and types depend on."""
+    return torch.get_num_threads(), precision.asked(), autocast_type()
+
+
+def autocast_type() -> torch.dtype | None:
+    """What torch.autocast casts to on CPUs; None where it does not."""
+    if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled("cpu"):
+        return None
+    return torch.get_autocast_dtype("cpu")
 
 
 def is_transformed() -> bool:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from ..core.plan import Plan
 from ..runtime.weights import Norm, folded
 from . import operators, volumes
+from .autocast import cast_operands
 from .calls import KERNEL, Call, check, gate, problem_of
 from .devices import target_of
 from .lines import as_images, conv1d, in_planes
@@ -65,6 +66,9 @@ def _normed(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, n
     axes = weight.dim() - 2
     if axes == 3:  # of a signal without a batch, torch's norm takes another axis
         check(x, weight, bias, axes)
+    own = cast_operands(x, weight, bias)
+    if own is not None and all(t is None or t.dtype == own[0].dtype for t in (residual, slope)):
+        x, weight, bias = own
     call = Call(x, weight, bias, residual, slope=slope)
     whole = x.dim() == weight.dim() and can_fold(weight, norm)
     if whole and gate(call, *norm[:4]) == KERNEL:

@@ -142,10 +142,10 @@ def is_channels_last(tensor: Tensor) -> bool:
     return bool(strides[0] >= reach != strides[1] and 0 not in shape)
 
 
-def problem_of(call: Call, mask: bool = False) -> Problem:
-    """The problem that a call asks for."""
+def problem_of(call: Call, mask: bool = False, stored: bool = False) -> Problem:
+    """The problem that a call asks for; `stored` as in `check_operands`."""
     x, weight, bias, residual = call[:4]
-    check_operands(call)
+    check_operands(call, stored)
     layout = "nhwc" if is_channels_last(x) or is_channels_last(weight) else "nchw"
     (down, across), (top, bottom, left, right), (dh, dw) = call[4:7]
     p = Problem(x.shape[0], x.shape[1], x.shape[2], x.shape[3], weight.shape[0], weight.shape[2],
@@ -159,20 +159,23 @@ def problem_of(call: Call, mask: bool = False) -> Problem:
     return p
 
 
-def check_operands(call: Call) -> None:
-    """Complain about operands that do not fit each other."""
+def check_operands(call: Call, stored: bool = False) -> None:
+    """Complain about operands that do not fit each other; `stored`: images may be of another type
+    than the weight."""
     x, weight = call.x, call.weight
     if x.shape[1] != weight.shape[1] * call.groups:
         raise InvalidProblem(f"input has {x.shape[1]} channels, needs "
                              f"{weight.shape[1] * call.groups} for a weight of shape "
                              f"{tuple(weight.shape)} and groups={call.groups}")
-    check_kinds(*call.tensors)
+    check_kinds(x, weight, call.bias, call.residual, call.slope, stored)
 
 
-def check_kinds(*tensors: Tensor | None) -> None:
+def check_kinds(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+                slope: Tensor | None = None, stored: bool = False) -> None:
     """Complain about operands on different devices, or of different types."""
-    given = [t for t in tensors if t is not None]
-    dtypes, devices = {t.dtype for t in given}, {t.device for t in given}
+    given = [t for t in (x, weight, bias, residual, slope) if t is not None]
+    devices = {t.device for t in given}
+    dtypes = {t.dtype for t in given if not (stored and (t is x or t is residual))}
     if len(devices) > 1:
         raise InvalidProblem(f"operands are on {', '.join(sorted(map(str, devices)))}, need one "
                              "device")

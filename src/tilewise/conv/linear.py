@@ -19,6 +19,7 @@ from ..kernels import precision
 from ..runtime.executable import Executable
 from ..runtime.types import HALVES, element_of
 from ..runtime.weights import channels_of, made
+from .autocast import cast_operands
 from .calls import KERNEL, Call, check_slope, gate
 from .ops import then
 from .running import ENGINE
@@ -39,6 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     >>> linear(torch.randn(2, 8), torch.randn(4, 8), activation="relu").shape
     torch.Size([2, 4])
     """
+    x, weight, bias = cast_operands(x, weight, bias) or (x, weight, bias)
     run = None
     plain = not torch.compiler.is_compiling() and _is_plain(x, weight, bias, slope)
     if plain and gate(Call(x, weight, bias, slope=slope)) == KERNEL:

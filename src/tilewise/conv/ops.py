@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.activations import by_mask
+from ..core.watching import watcher
 from ..kernels.activations import activated
 from ..runtime.weights import Norm, can_change_unnoticed, prepared, prepared_with_norm
 from .again import Again, is_unwatched
@@ -138,10 +139,11 @@ def conv2d_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: A
 
 def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                norm: Norm | None, options: Options, max_error: float | None,
-               slope: Tensor | None = None, pitch: int = 0) -> Again | None:
+               slope: Tensor | None = None, pitch: int = 0, stored: bool = False) -> Again | None:
     """The call with all that it needs found; None where each has to be looked at anew.
 
-    With `pitch`, its result may be given a place between other channels, so many in all.
+    With `pitch`, its result may be given a place between other channels, so many in all. `stored`:
+    images are stored in another type than the weight.
     """
     others = () if norm is None else norm[:4]
     call = Call(x, weight, bias, residual, *options, None, max_error, slope)
@@ -152,16 +154,17 @@ def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
     check(x, weight, bias)
     check_slope(slope, call.activation, weight.shape[0])
     if norm is None:
-        executable = executable_of(call, pitch=pitch)
+        executable = executable_of(call, pitch=pitch, stored=stored)
         return Again(ENGINE, executable, prepared(weight, executable), False)
     # of the form that the bias will have
-    executable = executable_of(call._replace(bias=norm[0]), pitch=pitch)
+    own = call._replace(bias=norm[0].to(weight.dtype))
+    executable = executable_of(own, pitch=pitch, stored=stored)
     return Again(ENGINE, executable, prepared_with_norm(weight, bias, norm, executable), True)
 
 
 def can_fold(weight: Tensor, norm: Norm) -> bool:
-    """Whether a norm is of the weight's type, and has as many channels."""
-    return norm[0].dtype == weight.dtype and norm[0].shape == weight.shape[:1]
+    """Whether a norm has as many channels, and a type that gives results of the weight's."""
+    return norm[0].dtype in (weight.dtype, torch.float32) and norm[0].shape == weight.shape[:1]
 
 
 def _by_torch(call: Call) -> Tensor:
@@ -212,7 +215,11 @@ def added(y: Tensor, residual: Tensor | None, in_place: bool = False) -> Tensor:
     """With the residual; in place, the sum keeps the type and the shape, or torch refuses it."""
     if residual is None:
         return y
-    return y.add_(residual) if in_place else y + residual
+    if not in_place:
+        return y + residual
+    if (told := watcher()) is not None:
+        told.cannot_repeat("torch writes to the result")
+    return y.add_(residual)
 
 
 def then(y: Tensor, activation: str | None, pool: int, slope: Tensor | None = None) -> Tensor:

@@ -18,16 +18,18 @@ from .devices import target_of
 ENGINE = Engine(ALGORITHMS)
 
 
-def executable_of(call: Call, mask: bool = False, pitch: int = 0) -> Executable:
-    """With `pitch`, for a result between other channels, so many in all, where that can be."""
+def executable_of(call: Call, mask: bool = False, pitch: int = 0,
+                  stored: bool = False) -> Executable:
+    """With `pitch`, for a result between other channels, so many in all, where that can be;
+    `stored`: images may be of another type than the weight."""
     x, weight, bias, residual, stride, padding, dilation, *rest, max_error, slope = call
     key = (form(x), form(weight), bias is None or bias.dtype, slope is None or slope.dtype,
            residual is None or (residual.shape, residual.dtype), *stride, *padding, *dilation,
            *rest, torch.get_num_threads(), x.device,
-           precision.asked() if max_error is None else max_error, mask, pitch)
+           precision.asked() if max_error is None else max_error, mask, pitch, stored)
     executable = ENGINE.executables.get(key)
     if executable is None:
-        plan = ENGINE.plan(problem_of(call, mask), target_of(x), algorithm=call.algorithm,
+        plan = ENGINE.plan(problem_of(call, mask, stored), target_of(x), algorithm=call.algorithm,
                            max_error=max_error)
         plan = ENGINE.among(plan, pitch_of(tuple(x.shape), x.stride()), pitch)
         executable = ENGINE.executables.put(key, ENGINE.build(plan))

@@ -5,7 +5,7 @@ A transposed convolution is the gradient of the input of another, and is planned
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from ..runtime.executable import Executable
 from ..runtime.types import element_of
 from ..runtime.weights import channels_of, prepared
 from .again import form
+from .autocast import cast_operands
 from .calls import (
     GRADIENT,
     KERNEL,
@@ -37,7 +38,7 @@ from .calls import (
 from .devices import target_of
 from .lines import as_image
 from .operators import as_operator
-from .ops import then
+from .ops import added, then
 from .options import numbers, options_of
 from .running import ENGINE
 
@@ -102,13 +103,29 @@ def conv_transpose2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
                    activation=activation, residual=residual, max_error=max_error)
     if x.dim() != 4 or weight.dim() != 4 or not is_gradient(call):
         return by_torch(call)  # which says what is wrong, if something is
-    who = gate(Call(x, weight, bias, residual))
+    call, rest = cast_call(call)
+    if rest is not None:
+        return rest(conv_transpose2d(*call[:3], *call[4:9], max_error=max_error))
+    who = gate(Call(*call[:4]))
     if who == KERNEL:
         return _run(call)
     if who == OPERATOR:
         result: Tensor = _OP(*call)
         return result
     return _differentiable(call) if who == GRADIENT else by_torch(call)
+
+
+def cast_call(call: Transposed) -> tuple[Transposed, Callable[[Tensor], Tensor] | None]:
+    """With operands as autocast casts them, and what is to follow where it is of another type."""
+    own = cast_operands(*call[:3])
+    if own is None:
+        return call, None
+    cast = call._replace(x=own[0], weight=own[1], bias=own[2])
+    residual = call.residual
+    if residual is None or residual.dtype == own[0].dtype:
+        return cast, None
+    alone = cast._replace(residual=None, activation=None)
+    return alone, lambda y: then(added(y, residual), call.activation, 1)
 
 
 def is_gradient(call: Transposed) -> bool:
@@ -198,14 +215,17 @@ def _run(call: Transposed) -> Tensor:
                       channels_of(call.bias, None, executable), call.residual)
 
 
-def into(out: Tensor, pitch: int, call: Transposed) -> Tensor | None:
-    """The result in a slice of channels, of so many; None where that cannot be."""
+def into(out: Tensor | None, pitch: int, call: Transposed, stored: bool = False) -> Tensor | None:
+    """The result in a slice of channels, of so many, if one is given; None where that cannot be.
+
+    `stored`: images may be of another type than the weight.
+    """
     if not is_gradient(call) or call.x.dim() != 4 or element_of(call.x.dtype) is None or (
             gate(Call(*call[:4])) != KERNEL):
         return None
-    check(call)
+    check(call, stored)
     executable = _executable(call, pitch)
-    if not executable.is_among:
+    if out is not None and not executable.is_among:
         return None
     ENGINE.tell(executable.plan)
     return executable(call.x, prepared(call.weight, executable).value,
@@ -238,11 +258,11 @@ def problem_of(call: Transposed) -> Problem:
                    Epilogue(call.bias is not None, call.residual is not None, call.activation))
 
 
-def check(call: Transposed) -> None:
+def check(call: Transposed, stored: bool = False) -> None:
     """What torch would complain about, and a residual that does not fit; in every call."""
     x, weight, bias, residual = call[:4]
     shape = result_shape(call)
-    check_kinds(x, weight, bias, residual)
+    check_kinds(x, weight, bias, residual, stored=stored)
     if x.shape[1] != weight.shape[0]:
         raise InvalidProblem(f"input has {x.shape[1]} channels, needs {weight.shape[0]} for a "
                              f"weight of shape {tuple(weight.shape)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -11,6 +12,7 @@ from ..core.plan import Plan
 from ..runtime.images import pitch_of
 from ..runtime.weights import Norm, folded_transposed
 from . import transposed, transposed_volumes
+from .autocast import cast_operands
 from .calls import KERNEL, Call, gate
 from .lines import in_planes
 from .ops import then
@@ -28,14 +30,15 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Nor
 
     It is multiplied into the weight, which is remembered, where nobody watches.
     """
+    x, weight, bias = cast_operands(x, weight, bias) or (x, weight, bias)
     run: Any = _lines if weight.dim() == 3 and not inside else TRANSPOSED[weight.dim() - 2]
     if norm is None:
         return run(x, weight, bias, *args, activation=activation, max_error=max_error)
     if weight.dim() > 3 and x.dim() != weight.dim():  # as torch's norm says
         raise ValueError(f"expected {weight.dim()}D input (got {x.dim()}D input)")
     groups = args[3]
-    fits = norm[0].dtype == weight.dtype and norm[0].shape == (weight.shape[1] * groups,)
-    if fits and x.dim() == weight.dim() and gate(Call(x, weight, bias), *norm[:4]) == KERNEL:
+    fits = x.dim() == weight.dim() and _fits(weight, norm, groups)
+    if fits and gate(Call(x, weight, bias), *norm[:4]) == KERNEL:
         weight, bias = folded_transposed(weight, bias, norm, groups)
         return run(x, weight, bias, *args, activation=activation, max_error=max_error)
     mean, variance, scale, shift, eps = norm
@@ -43,16 +46,27 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Nor
     return then(F.batch_norm(y, mean, variance, scale, shift, eps=eps), activation, 1)
 
 
-def into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any,
-         norm: Norm | None, activation: str | None, max_error: float | None) -> Tensor | None:
-    """`normed` of images into a slice of channels; None where that cannot be."""
+def _fits(weight: Tensor, norm: Norm, groups: int) -> bool:
+    """Whether a norm can be multiplied into a weight, as `can_fold`."""
+    channels = weight.shape[1] * groups
+    return norm[0].dtype in (weight.dtype, torch.float32) and norm[0].shape == (channels,)
+
+
+def into(out: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any,
+         norm: Norm | None, activation: str | None, max_error: float | None,
+         stored: bool = False) -> Tensor | None:
+    """`normed` of images into a slice of channels, if one is given; None where that cannot be.
+
+    `stored`: images may be of another type than the weight.
+    """
+    x, weight, bias = cast_operands(x, weight, bias) or (x, weight, bias)
     if norm is not None:
-        fits = norm[0].dtype == weight.dtype and norm[0].shape == (weight.shape[1] * args[3],)
-        if not fits or gate(Call(x, weight, bias), *norm[:4]) != KERNEL:
+        if not _fits(weight, norm, args[3]) or gate(Call(x, weight, bias), *norm[:4]) != KERNEL:
             return None
         weight, bias = folded_transposed(weight, bias, norm, args[3])
     call = transposed.call_of(x, weight, bias, *args, activation=activation, max_error=max_error)
-    return transposed.into(out, pitch_of(tuple(out.shape), out.stride()), call)
+    pitch = 0 if out is None else pitch_of(tuple(out.shape), out.stride())
+    return transposed.into(out, pitch, call, stored)
 
 
 def _lines(*args: Any, **options: Any) -> Tensor:

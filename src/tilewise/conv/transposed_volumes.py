@@ -16,12 +16,14 @@ from ..core.grid import Grid
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
 from ..kernels import precision
+from ..runtime.types import element_of
+from ..runtime.weights import as_floats
 from .again import form
 from .calls import KERNEL, Call, check_tensors, gate, is_channels_last
 from .devices import target_of
 from .running import ENGINE
 from .slices import Spread, Volume, by_taps, planes
-from .transposed import Transposed, by_torch, call_of, check, is_gradient, result_shape
+from .transposed import Transposed, by_torch, call_of, cast_call, check, is_gradient, result_shape
 
 # of torch's estimate that ours may take: that is for images, and torch is slower with volumes
 SHARE = 3.0
@@ -50,14 +52,17 @@ def conv_transpose3d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     call = call_of(x, weight, bias, stride, padding, output_padding, groups, dilation,
                    activation=activation, residual=residual, max_error=max_error)
     fits = x.dim() == weight.dim() == 5 and is_gradient(call)
-    if not fits or gate(Call(x, weight, bias, residual)) != KERNEL:
+    call, rest = cast_call(call) if fits else (call, None)
+    if rest is not None:
+        return rest(conv_transpose3d(*call[:3], *call[4:9], max_error=max_error))
+    if not fits or gate(Call(*call[:4])) != KERNEL:
         return by_torch(call)  # which says what is wrong, if something is
     return _run(call)
 
 
 def _run(call: Transposed) -> Tensor:
     x = call.x
-    if len(x) == 0 or not x.is_cpu or x.dtype != torch.float32:
+    if len(x) == 0 or not x.is_cpu or element_of(x.dtype) is None:
         return by_torch(call)
     check(call)
     volume = volume_of(call)
@@ -67,8 +72,17 @@ def _run(call: Transposed) -> Tensor:
             memory_format=torch.channels_last_3d if last else torch.contiguous_format)
     for plan in volume.plans.values():
         ENGINE.tell(plan)
-    y = volume(call)
+    y = volume(_widened(call)).to(x.dtype)
     return y if last else planes(y)
+
+
+def _widened(call: Transposed) -> Transposed:
+    """In float32: sums go from tap to tap through memory, and must not be rounded there."""
+    if call.x.dtype == torch.float32:
+        return call
+    residual = None if call.residual is None else call.residual.float()
+    return call._replace(x=call.x.float(), weight=as_floats(call.weight), residual=residual,
+                         bias=None if call.bias is None else as_floats(call.bias))
 
 
 def volume_of(call: Transposed) -> Volume:

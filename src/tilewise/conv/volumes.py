@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ..core.activations import by_mask
 from ..core.errors import InvalidProblem
 from ..kernels import precision
+from .autocast import cast
 from .calls import (
     GRADIENT,
     KERNEL,
@@ -27,7 +28,7 @@ from .calls import (
     is_channels_last,
 )
 from .operators import as_operator
-from .ops import then
+from .ops import added, can_fuse, then
 from .options import options_of, output_shape
 from .running import ENGINE
 from .slices import is_ours, planes, volume_of, widened
@@ -77,6 +78,11 @@ def conv3d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     check_slope(slope, activation, weight.shape[0])
     options = options_of(stride, padding, dilation, groups, activation, 1, weight.shape[2:])
     call = Call(x, weight, bias, residual, *options, algorithm, max_error, slope)
+    own = cast(call)
+    if own is not None and not can_fuse(own):
+        y = conv3d(*own[:3], *own[4:8], algorithm=algorithm, max_error=max_error)
+        return then(added(y, residual), activation, 1, slope)
+    call = own or call
     who = gate(call)
     if who == KERNEL:
         return _run(call)

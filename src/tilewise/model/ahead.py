@@ -28,31 +28,52 @@ from ..kernels.cpu.emit.launch import is_compiled
 from ..kernels.cpu.emit.workers import AHEAD
 from ..runtime.images import pitch_of
 from ..runtime.types import element_of
-from .capture import Capture, Names
 from .effects import name_of, torch_module
+from .graphs import Graph, Names
 from .layout import PLAIN
 from .native import Native
 from .nn import Block, TransposedBlock
 from .tracer import is_hooked
 
 
-def look(capture: Capture, tensors: Iterable[Tensor]) -> int:
+class Found:
+    """What a call needs: code that is not compiled yet by its keys, and plans."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Any] = {}
+        self.plans: list[Plan] = []
+        self.is_all = False  # whether the graph was run to its end
+
+    def ask(self, plan: Plan) -> None:
+        """Note the code that a plan needs, if it has to be compiled."""
+        algorithm = ENGINE.planner.algorithm(plan.algorithm)
+        for request in algorithm.requests(plan.inner, plan.target, plan.schedule):
+            if request.key not in self.requests and not is_compiled(request):
+                self.requests[request.key] = request
+
+
+def look(capture: Graph, tensors: Iterable[Tensor]) -> int:
     """Ask for all kernels that a call with such tensors needs and that are not compiled yet.
 
     As far as the graph can be run like this: what the rest needs is compiled when it is called.
     Returns the number of processes that compile.
     """
-    tensors = list(tensors)
+    return AHEAD.ask(list(seen(capture, tensors).requests.values()))
+
+
+def seen(capture: Graph, tensors: Iterable[Tensor]) -> Found:
+    """What a call with such tensors needs."""
+    tensors, found = list(tensors), Found()
     if not _may_run(capture, tensors):
-        return 0
-    found: dict[str, Any] = {}
+        return found
     with contextlib.suppress(Exception):
         steps = {name: _looking(step, found) for name, step in capture.steps.items()}
         capture.run(_Names(steps, capture.tensors), map(torch.empty_like, tensors))
-    return AHEAD.ask(list(found.values()))
+        found.is_all = True
+    return found
 
 
-def _may_run(capture: Capture, tensors: list[Tensor]) -> bool:
+def _may_run(capture: Graph, tensors: list[Tensor]) -> bool:
     """Whether nobody would notice: no mode watches, and all that runs is known to compute only."""
     quiet = not (torch.is_grad_enabled() or is_transformed()
                  or torch._C._is_any_autocast_enabled()) and is_unwatched(*tensors)
@@ -72,7 +93,7 @@ class _Stop(Exception):
     """Here is something that might do more than compute."""
 
 
-def _looking(step: Any, found: dict[str, Any]) -> Any:
+def _looking(step: Any, found: Found) -> Any:
     """A step without its arithmetic, if that is known."""
     if isinstance(step, TransposedBlock):
         return lambda x: _of_transposed(step, found, x)
@@ -92,40 +113,51 @@ def _looking(step: Any, found: dict[str, Any]) -> Any:
     return stop
 
 
-def _of_block(block: Block, found: dict[str, Any], x: Tensor, residual: Tensor | None,
+def _as_stored(block: Block, x: Tensor, tensor: Tensor | None) -> Tensor | None:
+    """A tensor of a block's modules as plans see it: of the type of what is stored."""
+    if tensor is None or not block.stores:
+        return tensor
+    return torch.empty_like(tensor, dtype=x.dtype)
+
+
+def _of_block(block: Block, found: Found, x: Tensor, residual: Tensor | None,
               slope: Tensor | None) -> Tensor:
     conv, norm = block._parts
     options = options_of(conv.stride, block.padding, conv.dilation, conv.groups, block.activation,
                          block.pool, conv.weight.shape[2:])
     bias = conv.bias if norm is None else norm.running_mean
-    call = Call(x, conv.weight, bias, residual, *options, None, block.max_error,
-                slope)
+    weight, bias, slope = (_as_stored(block, x, t) for t in (conv.weight, bias, slope))
+    assert weight is not None
+    call = Call(x, weight, bias, residual, *options, None, block.max_error, slope)
     if element_of(x.dtype) is not None:
         read, written = pitch_of(tuple(x.shape), x.stride()), conv.out_channels * block.is_part
         for plan in plans_of(call):
-            _ask(ENGINE.among(plan, read, written), found)
+            found.plans.append(plan)
+            found.ask(ENGINE.among(plan, read, written))
             if block.reads_part:
-                _ask(ENGINE.among(plan, conv.in_channels + 1, written), found)
+                found.ask(ENGINE.among(plan, conv.in_channels + 1, written))
     return shape_of(call)
 
 
-def _of_linear(layer: Linear, found: dict[str, Any], x: Tensor, slope: Tensor | None) -> Tensor:
+def _of_linear(layer: Linear, found: Found, x: Tensor, slope: Tensor | None) -> Tensor:
     plan = plan_of(layer, x, slope)
     if plan is not None:
-        _ask(plan, found)
+        found.ask(plan)
     return x.new_empty((*x.shape[:-1], layer.parts[0].out_features))
 
 
-def _of_transposed(block: TransposedBlock, found: dict[str, Any], x: Tensor) -> Tensor:
+def _of_transposed(block: TransposedBlock, found: Found, x: Tensor) -> Tensor:
     x, weight, bias, *rest = block.call(x)
     norm = block._parts[1]
-    call = call_of(x, weight, bias if norm is None else norm.running_mean, *rest,
-                   activation=block.activation, max_error=block.max_error)
+    bias = bias if norm is None else norm.running_mean
+    weight, bias = (_as_stored(block, x, t) for t in (weight, bias))
+    call = call_of(x, weight, bias, *rest, activation=block.activation, max_error=block.max_error)
     if element_of(x.dtype) is not None:
         for plan in plans_of_transposed(call):
-            _ask(plan, found)
+            found.plans.append(plan)
+            found.ask(plan)
             if block.is_part:
-                _ask(ENGINE.among(plan, 0, block._parts[0].out_channels), found)
+                found.ask(ENGINE.among(plan, 0, block._parts[0].out_channels))
     y = shape_of_transposed(call)
     return y.squeeze(-2) if block.axes == 1 else y
 
@@ -151,19 +183,11 @@ class _Asking:
     def cannot_repeat(self, why: str) -> None: ...
 
 
-def _of_native(step: Native, found: dict[str, Any], operands: tuple[Any, ...]) -> Any:
+def _of_native(step: Native, found: Found, operands: tuple[Any, ...]) -> Any:
     """The kernel where it is there, else what torch had: as long as it takes to compile it."""
     try:
         with telling(_Asking()):
             return step(*operands)
     except _Later as later:
-        found.setdefault(later.request.key, later.request)
+        found.requests.setdefault(later.request.key, later.request)
         return step.original(*operands)
-
-
-def _ask(plan: Plan, found: dict[str, Any]) -> None:
-    """Note the code that a plan needs, if it has to be compiled."""
-    algorithm = ENGINE.planner.algorithm(plan.algorithm)
-    for request in algorithm.requests(plan.inner, plan.target, plan.schedule):
-        if request.key not in found and not is_compiled(request):
-            found[request.key] = request

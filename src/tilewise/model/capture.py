@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -12,11 +12,11 @@ from ..conv.linear import Linear, is_worth
 from . import operations
 from .activations import MODULES, attributes
 from .deciding import forms_of
-from .effects import Effects, like_rank, name_of, torch_module
+from .effects import Effects, like_rank, name_of
+from .graphs import Graph
 from .guards import Guards, Passing, Refused, snapshot
 from .layout import LAST, Drawn, Inside
 from .lowering import lower
-from .native import Native
 from .nn import Block, TransposedBlock
 from .patterns import (
     AXES,
@@ -35,9 +35,9 @@ from .patterns import (
     padded_by,
 )
 from .placing import mark
-from .programs import Programs
 from .signals import turn_signals
 from .stages import note, text_of
+from .storing import Choice
 from .tracer import Tracer, is_hooked
 
 WEIGHT = "first_weight"
@@ -50,23 +50,6 @@ BAKED: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys(NORMS.values(), ("track_running_stats",)),
     **{kind: attributes(kind) for kind in MODULES},
     **{kind: tuple(row.arguments) for kind, row in operations.MODULES.items()}}
-
-
-OURS = (Block, Linear, Native)
-
-
-class Names:
-    """What a graph's code finds by name: modules, and tensors where modules have them now."""
-
-    def __init__(self, modules: dict[str, Any], tensors: dict[str, tuple[nn.Module, str]]) -> None:
-        # our own have no hooks, and nn.Module's look for some takes longer than ours for a plan
-        self.__dict__.update({name: step.forward if isinstance(step, OURS) else step
-                              for name, step in modules.items()})
-        self._tensors = tensors
-
-    def __getattr__(self, name: str) -> Any:
-        module, attribute = self._tensors[name]
-        return getattr(module, attribute)
 
 
 class Ended:
@@ -87,20 +70,7 @@ class Ended:
                               self._spec)
 
 
-def known_module(steps: dict[str, Any], node: fx.Node) -> Any:
-    """The module a node calls, if it is known what it does."""
-    if node.op != "call_module":
-        return None
-    module = steps[str(node.target)]
-    if isinstance(module, OURS):
-        return module
-    if node.meta.get("opaque") or ("forward" in module.__dict__ and not hasattr(
-            module.__dict__["forward"], "captures")):
-        return None
-    return torch_module(module)
-
-
-class Capture:
+class Capture(Graph):
     """What a module does with arguments of one form: `run(tensors)`, as long as guards hold.
 
     `sized` lets it be a graph for the sizes of these arguments alone; then they are its `forms`.
@@ -126,21 +96,24 @@ class Capture:
             raise Refused("what the model reads is changed by it")
         used = {node.target for node in self.graph.nodes if node.op == "call_module"}
         self.steps = {name: step for name, step in self.steps.items() if name in used}
-        self._function, self._names = self._compiled(), Names(self.steps, self.tensors)
+        self.settle()
         self.ended = Ended(results, result_spec)
-        self.programs = Programs(self)
+        self._choice = Choice(self, max_error)
 
     def suits(self, tensors: Sequence[Tensor]) -> bool:
         return self.forms is None or self.forms == forms_of(tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        results = self.programs.run(tensors)
-        return self.ended(self.run(self._names, tensors) if results is None else results)
+        return self.ended(self.graph_of(tensors).results(tensors))
 
-    def run(self, names: Names, tensors: Iterable[Tensor]) -> tuple[Any, ...]:
-        """The results, with these steps and tensors behind the names."""
-        results: tuple[Any, ...] = self._function(names, *tensors)
-        return results
+    def graph_of(self, tensors: Sequence[Tensor]) -> Graph:
+        """Itself, or with images that are stored in 16 bits."""
+        return self._choice.of(tensors) or self
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """All that calls were run by."""
+        return [self, *filter(None, [self._choice.stored])]
 
     @property
     def blocks(self) -> list[Block]:
@@ -149,9 +122,6 @@ class Capture:
     @property
     def is_of_use(self) -> bool:
         return any(isinstance(step, Block | Linear) for step in self.steps.values())
-
-    def module_of(self, node: fx.Node) -> Any:
-        return known_module(self.steps, node)
 
     def _note(self, stage: str) -> None:
         note(stage, lambda: text_of(self.graph, self.module_of))
@@ -305,12 +275,6 @@ class Capture:
                 for user in list(node.users):
                     user.args = user.args[:2]
                 self.graph.erase_node(node)
-
-    def _compiled(self) -> Callable[..., Any]:
-        code = self.graph.python_code(root_module="self")
-        space = dict(code.globals)
-        exec(compile(code.src, "<tilewise graph>", "exec"), space)
-        return space["forward"]
 
 
 def _both(value: Any) -> Any:

@@ -103,7 +103,7 @@ class Fused:
         self.__dict__.update(state)
         self._kernel = Pointwise(self._steps, self._kinds)
 
-    slices = True  # it reads and writes them
+    slices = halves = True  # it reads and writes them
 
     def __call__(self, *operands: Any, out: Tensor | None = None) -> Tensor | None:
         if not all(isinstance(x, Tensor) for x in operands):

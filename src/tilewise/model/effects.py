@@ -33,7 +33,7 @@ FRESH = {
     "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "tensor",
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
     "bernoulli", "normal", "embedding", "one_hot", "scaled_dot_product_attention", "size",
-    "dim", "numel", "stride", "item", "tolist", "is_contiguous", "convolve"}
+    "dim", "numel", "stride", "item", "tolist", "is_contiguous", "convolve", "narrowed", "widened"}
 MODULES = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.Linear, nn.Bilinear,
            nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
            nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh,

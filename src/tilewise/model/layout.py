@@ -29,7 +29,7 @@ PLAIN = KEEPING - {"dropout"} | {
     "expand", "flatten", "floordiv", "getattr", "getitem", "layer_norm", "group_norm", "leave",
     "linear", "log_softmax", "matmul", "max", "mean", "mod", "ndim", "neg", "pad", "permute",
     "pixel_shuffle", "pow", "reshape", "settled", "shape", "size", "softmax", "split", "sqrt",
-    "squeeze", "stack", "sum", "transpose", "unbind", "unsqueeze", "view"}
+    "squeeze", "stack", "sum", "transpose", "unbind", "unsqueeze", "view", "narrowed", "widened"}
 
 
 def enter(x: Any, ranks: tuple[int, ...] = tuple(LAST)) -> Any:

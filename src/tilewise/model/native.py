@@ -118,6 +118,20 @@ class Native(nn.Module):
         return self._run
 
     @property
+    def count(self) -> int:
+        """Of operands that its kernel reads."""
+        return self._count
+
+    @property
+    def halves(self) -> bool:
+        """Whether it takes images of 16 bits."""
+        return getattr(self._run, "halves", False)
+
+    def instead(self, original: Any) -> Native:
+        """The same with something else where its kernel cannot be."""
+        return Native(self.name, self._run, self._count, original, self.parts, self._learn)
+
+    @property
     def slices(self) -> bool:
         """Whether it reads and writes slices of channels as well as whole images."""
         return getattr(self._run, "slices", False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..conv.again import Again, Calls, can_repeat, form, settings
-from ..conv.autocast import type_of
+from ..conv.autocast import Operands, cast_operands, type_of
 from ..conv.axes import convolve
 from ..conv.batch_norm import normalised
 from ..conv.calls import is_by_filter
@@ -117,6 +117,7 @@ class Block(nn.Module):
     reads_part = False  # the same of its images
     around: tuple[int, ...] | None = None  # of models that were saved before there was any
     adds_in_place = False  # whether the sum with the residual was written to the convolution's
+    stores = False  # whether its images are stored in 16 bits, whatever its weight is
 
     def __init__(self, conv: Any, norm: Any = None,
                  activation: str | None = None, pool: int = 1,
@@ -140,35 +141,57 @@ class Block(nn.Module):
                 slope: Tensor | None = None, inside: bool = False) -> Tensor:
         if self.axes != 2 or torch.compiler.is_compiling():  # only calls of images are remembered
             return self._anew(x, residual, slope, inside)
-        conv, norm = self._parts
-        bias = conv._parameters.get("bias") if norm is None else None
-        if not can_repeat(x, bias, residual, slope):
+        operands = self._operands(x)
+        read = self._read(operands, residual, slope)
+        if not can_repeat(*read):
             return self._anew(x, residual, slope)
-        key = self._key(x, bias, residual, slope)
+        key = self._key(*read)
         again = self._calls.find(key)
-        y = None if again is None else again(self._sources(), x, bias, residual, slope)
-        return self._first(key, x, bias, residual, slope) if y is None else y
+        y = None if again is None else again(self._sources(operands), *read)
+        return self._first(key, x, residual, slope) if y is None else y
+
+    def _operands(self, x: Tensor) -> Operands:
+        """Images, weight and bias; under autocast, as it casts them."""
+        own = self._parts[0]._parameters.get  # as attributes they would be searched for
+        operands: Operands = x, own("weight"), own("bias")
+        if not torch._C._is_any_autocast_enabled() or operands[1] is None:
+            return operands
+        return cast_operands(*operands) or operands
+
+    def _read(self, operands: Operands, residual: Tensor | None,
+              slope: Tensor | None) -> tuple[Any, Any, Any, Any]:
+        """What a call is given; with a norm, the bias is in the prepared weight."""
+        return operands[0], operands[2] if self._parts[1] is None else None, residual, slope
+
+    def stored(self) -> Block:
+        """The same around the same modules, with images that are stored in 16 bits."""
+        twin = copy.copy(self)
+        twin.stores = True
+        return twin
 
     def into(self, out: Tensor, x: Tensor, slope: Tensor | None = None) -> Tensor | None:
         """The same into a slice of channels; None where that cannot be."""
-        conv, norm = self._parts
-        bias = conv._parameters.get("bias") if norm is None else None
-        if self.axes != 2 or not can_repeat(x, bias, slope):
+        operands = self._operands(x)
+        read = self._read(operands, None, slope)
+        if self.axes != 2 or not can_repeat(*read):
             return None
-        again = self._remembered(x, None, slope, pitch_of(tuple(out.shape), out.stride()))
+        pitch = pitch_of(tuple(out.shape), out.stride())
+        again = self._remembered(operands, None, slope, pitch)
         if again is None or not again.is_among:
             return None
-        return again(self._sources(), x, bias, None, slope, out)
+        return again(self._sources(operands), *read, out=out)
 
-    def _first(self, key: object, x: Tensor, *operands: Tensor | None) -> Tensor:
+    def _first(self, key: object, x: Tensor, residual: Tensor | None,
+               slope: Tensor | None) -> Tensor:
         """A call that is not remembered, or not valid any more; the next can be repeated."""
-        _, residual, slope = operands
         channels = self._parts[0].out_channels if self.is_part else 0
-        again = self._remembered(x, residual, slope, channels)
-        if again is None or key != self._key(x, *operands):  # changed by another thread
+        operands = self._operands(x)
+        read = self._read(operands, residual, slope)
+        again = self._remembered(operands, residual, slope, channels)
+        if again is None or key != self._key(*read):  # changed by another thread
             return self._anew(x, residual, slope)
         self._calls.keep(key, again)
-        y = again(self._sources(), x, *operands)
+        y = again(self._sources(operands), *read)
         return self._anew(x, residual, slope) if y is None else y
 
     def _key(self, x: Tensor, bias: Tensor | None, residual: Tensor | None,
@@ -176,15 +199,14 @@ class Block(nn.Module):
         """All that a call depends on besides the values of tensors."""
         return self._asks(), settings(), form(x), form(bias), form(residual), form(slope)
 
-    def _sources(self) -> tuple[Tensor | None, ...]:
+    def _sources(self, operands: Operands) -> tuple[Tensor | None, ...]:
         """The tensors that the prepared weight is made from."""
-        conv, norm = self._parts
-        own = conv._parameters.get  # as attributes they would be searched for
+        _, norm = self._parts
         if norm is None:
-            return (own("weight"),)
+            return operands[1:2]
         values, statistics = norm._parameters.get, norm._buffers.get
-        return (own("weight"), own("bias"), statistics("running_mean"),
-                statistics("running_var"), values("weight"), values("bias"))
+        return (*operands[1:], statistics("running_mean"), statistics("running_var"),
+                values("weight"), values("bias"))
 
     def _asks(self) -> tuple[Any, ...]:
         """What the modules say now; they may be changed like any other."""
@@ -193,20 +215,24 @@ class Block(nn.Module):
         return (self.activation, self.pool, self.max_error, stride, self.padding,
                 conv.dilation, conv.groups, None if norm is None else (norm.training, norm.eps))
 
-    def _remembered(self, x: Tensor, residual: Tensor | None, slope: Tensor | None,
+    def _remembered(self, operands: Operands, residual: Tensor | None, slope: Tensor | None,
                     pitch: int) -> Again | None:
-        conv, norm = self._parts
-        if (norm is not None and norm.training) or not self._fits(x, residual):
+        (conv, norm), x = self._parts, operands[0]
+        learns = norm is not None and norm.training
+        if operands[1] is None or learns or not self._fits(x, residual):
             return None
         options = options_of(conv.stride, self.padding, conv.dilation, conv.groups,
                              self.activation, self.pool, conv.weight.shape[2:])
-        return call_again(x, conv.weight, conv.bias, residual,
+        return call_again(*operands, residual,
                           None if norm is None else _values(norm), options, self.max_error, slope,
-                          pitch)
+                          pitch, self.stores)
 
     def _anew(self, x: Tensor, residual: Tensor | None, slope: Tensor | None,
               inside: bool = False) -> Tensor:
         conv, norm = self._parts
+        if self.stores and x.dtype != conv.weight.dtype:  # else it could be repeated
+            wide = self._anew(x.to(conv.weight.dtype), _as(residual, conv.weight.dtype), slope)
+            return wide.to(x.dtype)
         if norm is not None and norm.training:
             return self._trained(self._convolve(x), residual, slope)
         if not is_by_filter(x, conv.weight, slope) or not self._fits(x, residual):
@@ -274,15 +300,18 @@ class TransposedBlock(Block):
 
     def forward(self, x: Tensor, residual: Tensor | None = None,
                 slope: Tensor | None = None, inside: bool = False) -> Tensor:
-        return self._anew(x, None, None, inside)
+        found = self._into(None, x) if self.stores else None
+        return self._anew(x, None, None, inside) if found is None else found
 
     def into(self, out: Tensor, x: Tensor, slope: Tensor | None = None) -> Tensor | None:
+        return self._into(out, x) if slope is None else None
+
+    def _into(self, out: Tensor | None, x: Tensor) -> Tensor | None:
         norm = self._parts[1]
-        if self.axes != 2 or slope is not None or not can_repeat(x) or (
-                norm is not None and norm.training):
+        if self.axes != 2 or not can_repeat(x) or (norm is not None and norm.training):
             return None
         return into(out, *self.call(x), norm=None if norm is None else _values(norm),
-                    activation=self.activation, max_error=self.max_error)
+                    activation=self.activation, max_error=self.max_error, stored=self.stores)
 
     def call(self, x: Tensor) -> tuple[Any, ...]:
         """The arguments of `conv_transpose2d`."""
@@ -314,6 +343,10 @@ class _Folded(Block):
 
 class _FoldedTransposed(_Folded, TransposedBlock):
     pass
+
+
+def _as(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype)
 
 
 def _values(norm: Any) -> Norm:

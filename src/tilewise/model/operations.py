@@ -43,6 +43,7 @@ class Row:
         activates: Whether it takes the step of an activation that follows, as `activation`.
         learn: As `run`, where a gradient is asked for.
         slices: Whether `run` reads slices of channels, and writes to one that is given as `out`.
+        halves: Whether `run` takes images of 16 bits.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Row:
     activates: bool = False
     learn: Callable[..., Tensor | None] | None = None
     slices: bool = False
+    halves: bool = False
 
     def of_module(self, module: Any) -> dict[str, Any] | None:
         given = {name: getattr(module, name, default) for name, default in self.arguments.items()
@@ -132,15 +134,17 @@ AFFINE = ("weight", "bias")
 ROWS = (
     Row("max pool", pools.max_pool2d, (nn.MaxPool2d,), (F.max_pool2d, torch.max_pool2d),
         {"kernel_size": REQUIRED, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False,
-         "return_indices": False}, {"return_indices": False}, learn=pooled, slices=True),
+         "return_indices": False}, {"return_indices": False}, learn=pooled, slices=True,
+        halves=True),
     Row("average pool", pools.avg_pool2d, (nn.AvgPool2d,), (F.avg_pool2d,),
         {"kernel_size": REQUIRED, "stride": None, "padding": 0, "ceil_mode": False,
-         "count_include_pad": True, "divisor_override": None}, slices=True),
+         "count_include_pad": True, "divisor_override": None}, slices=True, halves=True),
     Row("average pool", pools.adaptive_avg_pool2d, (nn.AdaptiveAvgPool2d,),
         (F.adaptive_avg_pool2d,), {"output_size": REQUIRED}, learn=_learn_pool,
-        slices=True),
+        slices=True, halves=True),
     Row("max pool", pools.adaptive_max_pool2d, (nn.AdaptiveMaxPool2d,), (F.adaptive_max_pool2d,),
-        {"output_size": REQUIRED, "return_indices": False}, {"return_indices": False}),
+        {"output_size": REQUIRED, "return_indices": False}, {"return_indices": False},
+        halves=True),
     Row("max pool", volumes.max_pool3d, (nn.MaxPool3d,), (F.max_pool3d, torch.max_pool3d),
         {"kernel_size": REQUIRED, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False,
          "return_indices": False}, {"return_indices": False}),
@@ -166,17 +170,18 @@ ROWS = (
     Row("upsample", _upsample, (nn.Upsample,), (F.interpolate,),
         {"size": None, "scale_factor": None, "mode": "nearest", "align_corners": None,
          "recompute_scale_factor": None, "antialias": False},
-        {"recompute_scale_factor": None, "antialias": False}, slices=True),
+        {"recompute_scale_factor": None, "antialias": False}, slices=True, halves=True),
     Row("layer norm", norms.layer_norm, (nn.LayerNorm,), (F.layer_norm,),
-        {"normalized_shape": REQUIRED, "weight": None, "bias": None, "eps": 1e-5}, tensors=AFFINE),
+        {"normalized_shape": REQUIRED, "weight": None, "bias": None, "eps": 1e-5}, tensors=AFFINE,
+        halves=True),
     Row("group norm", norms.group_norm, (nn.GroupNorm,), (F.group_norm,),
         {"num_groups": REQUIRED, "weight": None, "bias": None, "eps": 1e-5}, tensors=AFFINE,
-        activates=True),
+        activates=True, halves=True),
     Row("instance norm", _instance_norm, (nn.InstanceNorm2d, nn.InstanceNorm3d), (F.instance_norm,),
         {"running_mean": None, "running_var": None, "weight": None, "bias": None,
          "use_input_stats": True, "momentum": 0.1, "eps": 1e-5},
         {"running_mean": None, "running_var": None, "use_input_stats": True}, AFFINE,
-        lambda given: True, activates=True, learn=_learn_instance_norm),
+        lambda given: True, activates=True, learn=_learn_instance_norm, halves=True),
     Row("softmax", _softmax, (nn.Softmax,), (torch.softmax, "softmax"),
         {"dim": REQUIRED, "dtype": None}, {"dtype": None}, turns=lambda given: given["dim"] != -1),
     Row("softmax", _softmax, (), (F.softmax,), {"dim": REQUIRED, "_stacklevel": 3, "dtype": None},
@@ -220,6 +225,10 @@ class Run:
     def slices(self) -> bool:
         return self._row.slices
 
+    @property
+    def halves(self) -> bool:
+        return self._row.halves
+
     def __call__(self, x: Any, *others: Any, out: Tensor | None = None) -> Tensor | None:
         if not isinstance(x, Tensor):
             return None
@@ -243,7 +252,7 @@ class Run:
 class Cat:
     """cat(*parts) along an axis, if that is the channels', or the last of (N, C, L)."""
 
-    slices = True  # it reads and writes them
+    slices = halves = True  # it reads and writes them
 
     def __init__(self, axis: int) -> None:
         self._axis = axis

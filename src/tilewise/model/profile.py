@@ -153,7 +153,8 @@ def programs_of(model: nn.Module, arguments: tuple[Any, ...]) -> list[Bound]:
     if programs is not None:
         return programs.bound[-1:]
     return [bound for captured in all_captured(model) for captures in captured.captures.values()
-            for capture in captures for bound in capture.programs.bound[-1:]]
+            for capture in captures for graph in capture.graphs
+            for bound in graph.programs.bound[-1:]]
 
 
 def _is_one(model: nn.Module, arguments: tuple[Any, ...]) -> bool:
@@ -173,5 +174,6 @@ def _programs(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Programs | 
     if not isinstance(forward, Captured):
         raise TilewiseError(f"{type(model).__name__} is no model that tilewise.optimize gave, or "
                             "it could not be traced as a whole")
-    capture, _ = forward.find(arguments, {})
-    return None if capture is None else capture.programs, forward.refusals
+    capture, tensors = forward.find(arguments, {})
+    programs = None if capture is None else capture.graph_of(tensors).programs
+    return programs, forward.refusals

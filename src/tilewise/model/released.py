@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_flatten
 
 from ..conv.checks import CannotScript
 from ..core.errors import TilewiseError
-from .capture import Capture, known_module
+from .capture import Capture
 from .captured import Learned, form_of, is_traced
+from .graphs import known_module
 from .guards import Guards
 from .layout import enter, image_of, leave, settled
 from .programs import Programs
