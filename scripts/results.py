@@ -79,6 +79,26 @@ MADE = {
                            "-o bfloat16_large.json",
                            "python benchmarks/bfloat16.py resnet18 --rounds 2 --no-compile "
                            "--against -o bfloat16_large.json"),
+    "bfloat16_batch": Made(
+        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 --batch 8 --rounds 3 "
+        "--budget 10 --no-compile --against -o bfloat16_batch.json",
+        "python benchmarks/bfloat16.py mobilenet_v2 --batch 2 --rounds 2 --no-compile --against "
+        "-o bfloat16_batch.json"),
+    "bfloat16_autocast": Made(
+        "python benchmarks/bfloat16.py resnet18 mobilenet_v2 --mode autocast --batch 1 8 "
+        "--rounds 3 --budget 10 --against -o bfloat16_autocast.json",
+        "python benchmarks/bfloat16.py mobilenet_v2 --mode autocast --rounds 2 --no-compile "
+        "--against -o bfloat16_autocast.json"),
+    "bfloat16_images": Made(
+        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 yolov8n vgg16 unet esrgan "
+        "--mode medium --rounds 5 --budget 8 --against -o bfloat16_images.json",
+        "python benchmarks/bfloat16.py mobilenet_v2 --mode medium --rounds 2 --against "
+        "-o bfloat16_images.json"),
+    "bfloat16_images_batch": Made(
+        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 --mode medium --batch 8 "
+        "--rounds 3 --budget 8 --against -o bfloat16_images_batch.json",
+        "python benchmarks/bfloat16.py mobilenet_v2 --mode medium --batch 2 --rounds 2 --against "
+        "-o bfloat16_images_batch.json"),
     "zoo_equal": Made("python benchmarks/zoo_equal.py -o zoo_equal.json",
                       "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
     "zoo": Made("python benchmarks/zoo.py --rounds 5 --against onnxruntime openvino -o zoo.json",

@@ -482,6 +482,19 @@ def _bfloat16(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _bfloat16_images(result: dict[str, Any]) -> list[str]:
+    """A line for each float32 model: with float32 images, and with images stored in bfloat16."""
+    lines = ["| model | batch | float32 images ms | error | bfloat16 images ms | error | ratio | "
+             "by rounds | chosen |", "|---|--:|--:|--:|--:|--:|--:|--:|---|"]
+    for row in result["rows"]:
+        times, errors = row["times"], row["errors"]
+        both = [f"{_ms(times[name])} | {errors[name]:.1e}"
+                for name in ("float32 images", "bfloat16 images")]
+        lines.append(f"| {row['model']} | {row['batch']} | {' | '.join(both)} | "
+                     f"{row['ratio']:.2f}x | {row['paired']:.2f}x | {row['chosen']} |")
+    return lines
+
+
 def _ms(seconds: float | None) -> str:
     """Milliseconds, three digits of them or all before the point."""
     return _format(seconds, 1e3, ".0f" if (seconds or 0) >= 0.1 else ".3g")
@@ -497,6 +510,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "images-equal": _images_equal, "images-large": _images_large, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
     "arm": _arm, "arm-debian": _arm_debian, "bfloat16": _bfloat16,
+    "bfloat16-images": _bfloat16_images,
     "checked-faults": _checked_faults, "faults": _faults, "claims": _claims, "deep": _deep,
     "training-seeds": _training_seeds, "training-blocks": _training_blocks,
     "training-steps": _training_steps}
