@@ -23,12 +23,13 @@ from ..planner.planner import inner_problem
 from .drawn import random_linear, random_padding, random_phased, random_problem, random_schedule
 
 FLOPS = 1e5  # of an image
-IMAGES = 60_000  # bytes; larger ones are fresh pages in every call, which takes most of the time
+IMAGES = 120_000  # bytes; larger ones are fresh pages in every call, which takes most of the time
 TRIES = 500  # draws until an algorithm takes one; a tenth is taken of the rarest
 DRAWS = 3  # for each problem that is wanted of a code: some need other code
 BATCHES = {0: 2, 1: 12, 2: 8, 3: 6, 4: 2, 5: 1, 7: 1, 8: 1, 12: 1, 16: 1, 17: 1, 24: 1}
 THREADS = (1, 1, 1, 2, 2, 2, 3, 4)  # more than there are cores take long
-LARGEST = 40  # images of a batch
+ROWS = 200  # of a linear layer
+FEW = [(n, threads) for n in range(41) for threads in range(1, 5)]  # for code of one size
 GAPS = (1, 3, 8, 16, 40)  # channels beside those that are read or written
 
 
@@ -69,10 +70,10 @@ def cases(algorithm: Algorithm, t: Target, rng: random.Random, most: int) -> Ite
     code, any_size = _code(algorithm, *first[1:])
     yield first
     found = {first}
-    for _ in range(DRAWS * most):
+    for q, threads in _others(p, rng, any_size or p.is_linear, DRAWS * most):
         if len(found) == most:
             return
-        case = _other(algorithm, p, t, s, views, rng, any_size)
+        case = _taken(algorithm, q, replace(t, threads=threads), s, views, rng)
         if case and case not in found and _code(algorithm, *case[1:])[0] == code:
             yield case
             found.add(case)
@@ -121,35 +122,56 @@ def _views(algorithm: Algorithm, inner: Problem, t: Target, s: Schedule,
     return (views, apart) if taken else (Views(), s)
 
 
-def _other(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, views: Views,
-           rng: random.Random, any_size: bool) -> Case | None:
-    """Another size, padding, batch, number of threads and pitch, where the algorithm takes them."""
-    t = replace(t, threads=rng.choice(THREADS))
+def _others(p: Problem, rng: random.Random, any_size: bool,
+            most: int) -> Iterator[tuple[Problem, int]]:
+    """Other sizes, paddings, batches and numbers of threads; of one size, each once."""
+    if not any_size:
+        yield from ((p.with_(n=n), threads) for n, threads in rng.sample(FEW, min(most, len(FEW))))
+        return
+    for _ in range(most):
+        try:
+            yield _resized(p, rng), rng.choice(THREADS)
+        except InvalidProblem:
+            continue
+
+
+def _taken(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, views: Views,
+           rng: random.Random) -> Case | None:
+    """The problem with random pitches and a schedule for it, if the algorithm takes it."""
+    if _is_large(p, p.n, p.h, p.w, p.padding, max(FLOPS, p.compiled.flops)):
+        return None
     try:
-        q = _resized(p, rng) if any_size else p.with_(n=rng.randint(0, LARGEST))
-        most = max(FLOPS, p.flops)
-        if q.flops > max(q.n, 1) * most or q.flops > 10 * most or q.image_bytes > IMAGES:
-            return None
-        inner = views.of(inner_problem(algorithm, q), rng)
+        inner = views.of(inner_problem(algorithm, p), rng)
     except InvalidProblem:
         return None
     if isinstance(algorithm, CpuFewRows):
-        return Case(q, inner, t, s)
+        return Case(p, inner, t, s)
     if algorithm.reject(inner, t):
         return None
     s = algorithm.adapted(inner, t, s)
-    return Case(q, inner, t, s) if s in algorithm.space(inner, t) else None
+    return Case(p, inner, t, s) if s in algorithm.space(inner, t) else None
 
 
 def _resized(p: Problem, rng: random.Random) -> Problem:
     if p.is_linear:
-        return p.with_(n=rng.randint(0, LARGEST))
+        return p.with_(n=rng.randint(0, ROWS))
     n = rng.choices(tuple(BATCHES), tuple(BATCHES.values()))[0]
     h, w = (rng.choice((old, rng.randint(1, 9), rng.randint(1, 20), rng.randint(1, 70)))
             for old in (p.h, p.w))
     some = any(p.padding) and rng.random() < 0.7
     padding = random_padding(rng, p.span_h, p.span_w) if some else p.padding
+    most = max(FLOPS, p.flops)
+    while h * w > 1 and _is_large(p, n, h, w, padding, most):
+        h, w = (h, w // 2) if w > h else (h // 2, w)
     return p.with_(n=n, h=h, w=w, padding=padding)
+
+
+def _is_large(p: Problem, n: int, h: int, w: int, padding: tuple[int, ...], most: float) -> bool:
+    """Whether it takes long, by numbers alone: problems are made slowly."""
+    outputs = (((h + padding[0] + padding[1] - p.span_h) // p.stride[0] + 1)
+               * ((w + padding[2] + padding[3] - p.span_w) // p.stride[1] + 1))
+    flops = 2 * outputs * p.k * p.group_c * p.r * p.s
+    return max(flops, n * flops / 10) > most or 8 * n * (p.c * h * w + p.k * outputs) > IMAGES
 
 
 def _code(algorithm: Algorithm, p: Problem, t: Target, s: Schedule) -> tuple[set[str], bool]:
