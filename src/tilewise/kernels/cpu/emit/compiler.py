@@ -33,11 +33,11 @@ class Linked:
         self._lock, self._tracker = lock, _address(tracker)
         tracker.detach()  # from now on it has one owner
 
-    def __del__(self, dead: Any = _dead) -> None:
+    def __del__(self, dead: Any = _dead, ending: Any = sys.is_finalizing) -> None:
         if not hasattr(self, "_tracker"):  # could not be linked
             return
         dead.append(self._tracker)
-        if not self._lock.locked() and not sys.is_finalizing():  # else the next to link frees it
+        if not self._lock.locked() and not ending():  # else the next to link frees it
             with self._lock:
                 bury()
 
