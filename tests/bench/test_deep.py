@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +86,38 @@ def test_a_network_is_counted_once_and_its_runs_apart(monkeypatch: pytest.Monkey
     assert found.wrong == []
     assert sum(found.ran.values()) == 2
     assert 2 < sum(found.runs.values()) <= 2 * deep.SIZES
+
+
+def test_tests_of_another_processor_are_not_added(tmp_path: Path) -> None:
+    path, shard = tmp_path / "deep.json", Shard("nothing", "generic", 0)
+    ran([shard], path)
+    with pytest.raises(TilewiseError, match="has tests of processor any, this is other; name"):
+        run([shard], path, 1, False, "tilewise selftest", {"processor": "other"})
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="lists children as Linux does")
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_shards_end_with_the_process_that_began_them(ending: int, tmp_path: Path) -> None:
+    code = ("from pathlib import Path; from tilewise.bench.deep import Shard, run; "
+            f"run([Shard('networks', {deep.rows_here()[0]!r}, seed) for seed in range(3)], "
+            f"Path({str(tmp_path / 'deep.json')!r}), 1, False, '', {{}})")
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as parent:
+        child = awaited(lambda: children_of(parent.pid))
+        parent.send_signal(ending)
+        assert parent.wait(60) != 0
+    awaited(lambda: not any(Path(f"/proc/{one}").exists() for one in child))
+    assert not (tmp_path / "deep.json").exists()
+
+
+def children_of(process: int) -> list[int]:
+    return [int(one) for task in Path(f"/proc/{process}/task").iterdir()
+            for one in (task / "children").read_text().split()]
+
+
+def awaited(test: Callable[[], Any], limit: float = 60.0) -> Any:
+    """What a test says as soon as it says something; long after that is an error."""
+    end = time.monotonic() + limit
+    while not (found := test()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found

@@ -74,20 +74,16 @@ class PanelAlgorithm(CpuAlgorithm):
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
         from ..kernels.cpu.prepare import direct, mirrored
 
-        if self._packs(p, t):
+        if p.weight_bytes >= LARGE or direct.is_worth(t.row):
             return direct.prepare(GEOMETRIES[self, p, t, s], t, weight)
         plain = weight.tensor() if isinstance(weight, mirrored.Mirrored) else weight
         return super().prepare(p, t, s, plain)
 
-    def _packs(self, p: Problem, t: Target) -> bool:
-        from ..kernels.cpu.prepare import direct
-
-        return p.weight_bytes >= LARGE or direct.is_worth(t.row)
-
     def prepared_floats(self, p: Problem, t: Target, s: Schedule) -> int:
         from ..kernels.cpu.prepare import direct
 
-        return direct.floats(GEOMETRIES[self, p, t, s]) if self._packs(p, t) else 0
+        packs = p.weight_bytes >= LARGE or direct.is_known(t.row)
+        return direct.floats(GEOMETRIES[self, p, t, s]) if packs else 0
 
     def prepare_into(self, p: Problem, t: Target, s: Schedule, weight: Any, whole: Any) -> None:
         from ..kernels.cpu.prepare import direct

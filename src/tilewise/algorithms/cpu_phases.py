@@ -55,6 +55,11 @@ class CpuPhases(Algorithm):
         self.keeps_infinities = all(each.keeps_infinities for each in algorithms)
         self.exact_on_integers = all(each.exact_on_integers for each in algorithms)
 
+    def is_for(self, t: Target) -> bool:
+        """One with products of bfloat16 is for machines that have them."""
+        units = [each for each in self.algorithms.values() if each.unit]
+        return super().is_for(t) and (not units or any(each.is_for(t) for each in units))
+
     def reject(self, p: Problem, t: Target) -> list[str]:
         reasons = cpu_images(p, t) if p.dtype in HALVES else cpu_f32(p, t)
         if p.direction != "backward_data":

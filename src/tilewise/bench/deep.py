@@ -13,6 +13,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -63,18 +64,76 @@ def run(wanted: list[Shard], path: Path, processes: int, checked: bool, command:
     if (result.kind, result.settings.get("checked")) != (KIND, checked):
         raise TilewiseError(f"{path} is of kind {result.kind!r} with {result.settings}, needs "
                             f"{KIND!r} with checked={checked}; name another file")
+    _same_code(result, machine, path)
     with understood(path):
         done = {Shard(row["part"], row["row"], row["seed"]) for row in result.rows}
     left = [shard for shard in wanted if shard not in done]
     if left:
         result = replace(result, command=_joined(result.command, command))
+    children = Children()
     with ThreadPoolExecutor(processes) as pool:
-        running = [pool.submit(apart, shard, checked) for shard in left]
-        for number, ended in enumerate(as_completed(running)):
-            result.rows.append(ended.result())
-            result.save(path)
-            tell("testing", number, len(left))
+        running = [pool.submit(apart, shard, checked, children) for shard in left]
+        try:
+            for number, ended in enumerate(as_completed(running)):
+                result.rows.append(ended.result())
+                result.save(path)
+                tell("testing", number, len(left))
+        except BaseException:  # an interrupt, or a disk that is full: what is begun is worth little
+            pool.shutdown(wait=False, cancel_futures=True)
+            children.end()
+            raise
     return result
+
+
+def _same_code(result: Result, machine: dict[str, Any], path: Path) -> None:
+    """A file counts tests of one processor and one version of everything."""
+    for name in ("processor", "versions"):
+        if result.machine.get(name) != machine.get(name):
+            raise TilewiseError(f"{path} has tests of {name} {result.machine.get(name)}, this is "
+                                f"{machine.get(name)}; name another file")
+
+
+class Children:
+    """Processes that end with the one that began them."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock, self._over = threading.Lock(), False
+
+    def run(self, command: list[str], environment: dict[str, str], place: Path,
+            limit: float) -> tuple[int, str, str]:
+        """Exit code, and what it printed. Its standard input is a pipe, which it watches."""
+        with open(place / "out", "w+") as out, open(place / "err", "w+") as err:
+            with self._lock:
+                if self._over:
+                    return 1, "", "not begun"
+                child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err,
+                                         text=True, env=environment)
+                self._running.add(child)
+            try:
+                code = child.wait(limit)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                raise
+            finally:
+                with self._lock, child:  # waits for it, and closes the pipe
+                    self._running.discard(child)
+            return code, (place / "out").read_text(), (place / "err").read_text()
+
+    def end(self) -> None:
+        with self._lock:
+            self._over = True
+            for child in self._running:
+                child.kill()
+
+
+def _end_with_parent() -> None:
+    """However it ends: its end of the pipe is closed then."""
+    def watch() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _joined(before: str, command: str) -> str:
@@ -82,18 +141,17 @@ def _joined(before: str, command: str) -> str:
     return before if command in before.split(" && ") else f"{before} && {command}"
 
 
-def apart(shard: Shard, checked: bool) -> dict[str, Any]:
+def apart(shard: Shard, checked: bool, children: Children) -> dict[str, Any]:
     """A shard in a process of its own, with a cache of its own: nobody needs its code again."""
     start = time.monotonic()
     try:
         with TemporaryDirectory(prefix="tilewise-deep-") as place:
             environment = {**os.environ, "TILEWISE_ISA": shard.row, "OMP_WAIT_POLICY": "passive",
                            "TILEWISE_CHECK": str(int(checked)), "TILEWISE_CACHE_DIR": place}
-            ended = subprocess.run([sys.executable, "-m", __name__, *map(str, shard)],
-                                   capture_output=True, text=True, env=environment, timeout=LIMIT)
-        lines = ended.stdout.splitlines()
-        found = json.loads(lines[-1]) if ended.returncode == 0 else _empty(
-            f"{shard} ended with {ended.returncode}: {ended.stderr[-1000:]}")
+            code, out, err = children.run([sys.executable, "-m", __name__, *map(str, shard)],
+                                          environment, Path(place), LIMIT)
+        found = json.loads(out.splitlines()[-1]) if code == 0 else _empty(
+            f"{shard} ended with {code}: {err[-1000:]}")
     except subprocess.TimeoutExpired:
         found = _empty(f"{shard} took more than {LIMIT} s")
     return {**shard._asdict(), **found, "seconds": round(time.monotonic() - start, 1)}
@@ -193,4 +251,5 @@ def _main(shard: Shard) -> None:
 
 
 if __name__ == "__main__":
+    _end_with_parent()
     _main(Shard(sys.argv[1], sys.argv[2], int(sys.argv[3])))

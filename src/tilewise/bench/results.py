@@ -13,6 +13,7 @@ from ..core.errors import TilewiseError, cut
 from ..core.files import read_json, write_atomically
 
 FORMAT = 1
+DEVICES = (("/", "dev"), ("/", "proc"))
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,16 @@ class Result:
     def save(self, path: Path) -> None:
         """A kill leaves the old file or the new one."""
         text = json.dumps(asdict(self), indent=1) + "\n"
-        if path.exists() and not path.is_file():  # a terminal or a pipe, which is not replaced
+        place = path.resolve()
+        # a terminal, a pipe or an open file is not replaced, and no directory is made
+        special = path.parts[:2] in DEVICES or (path.exists() and not place.is_file())
+        if special or not place.parent.is_dir():
             path.write_text(text)
-        else:
-            write_atomically(path.resolve(), text.encode(), mode=0o666)
+            return
+        try:
+            write_atomically(place, text.encode(), mode=0o666)
+        except PermissionError:  # a file that may be written where none may be made
+            path.write_text(text)
 
     @staticmethod
     def load(path: Path) -> Result:

@@ -118,7 +118,11 @@ def _rows(isas: Sequence[str]) -> list[str]:
     if wrong or not here:
         raise TilewiseError(f"isa is {', '.join(wrong) or 'none'}, this machine has "
                             f"{', '.join(here) or 'none'}: a row is run where it is made")
-    return list(dict.fromkeys(isas)) or [Target.host().isa]
+    own = Target.host().isa
+    if not isas and own not in here:
+        raise TilewiseError(f"isa is {own}, which no machine has: TILEWISE_ISA named it; needs one "
+                            f"of {', '.join(here)}")
+    return list(dict.fromkeys(isas)) or [own]
 
 
 def _check(model: nn.Module, arguments: list[Any], place: Path) -> None:

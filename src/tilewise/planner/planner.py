@@ -258,12 +258,12 @@ class Planner:
 
     def _rank(self, answer: Candidate, p: Problem, t: Target) -> float:
         """Seconds on two threads, whatever the number: one algorithm, and so the same bits."""
-        if answer.plan is None:
+        algorithm = self.algorithm(answer.algorithm)
+        if answer.plan is None or not algorithm.is_timed(answer.plan.inner, t):
             return float("inf")
         common = t.on_two
         if common == t:
             return answer.plan.seconds
-        algorithm = self.algorithm(answer.algorithm)
         return _plan(algorithm, p, common, answer.plan.inner, None).seconds
 
     def _asked_for(self, p: Problem, t: Target, algorithm: Algorithm,

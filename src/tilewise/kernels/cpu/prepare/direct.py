@@ -178,6 +178,11 @@ def is_worth(isa: Isa) -> bool:
     return _asked[isa] > OFTEN
 
 
+def is_known(isa: Isa) -> bool:
+    """The same without counting: whoever asks may not pack."""
+    return _asked[isa] > OFTEN
+
+
 PACKERS = Remembered(lambda isa, *words: launch.launch_of(request_of(isa), words))
 
 
