@@ -43,7 +43,6 @@ class Net(nn.Module):
         self.deep = nn.Conv2d(32, 32, 3, padding=1, groups=32)
         self.up = nn.Sequential(nn.ConvTranspose2d(32, 16, 2, 2), nn.BatchNorm2d(16), nn.ReLU())
         self.c = nn.Conv2d(48, 24, 1)
-        self.norm = nn.GroupNorm(4, 24)
         self.last = nn.Conv2d(24, 8, 3, padding=1)
         self.head = nn.Linear(8, 5)
 
@@ -51,8 +50,8 @@ class Net(nn.Module):
         x = self.a(x)
         y = torch.relu(self.b(x) + x)
         z = torch.cat((x, self.up(F.max_pool2d(F.silu(self.deep(y)), 2))), 1)
-        z = self.last(self.norm(self.c(z)))
-        return z, F.log_softmax(y, 1), self.head(z.mean((2, 3)))
+        z = self.last(self.c(z))
+        return y, F.log_softmax(z, 1), self.head(z.mean((2, 3)))
 
 
 def made() -> nn.Module:
@@ -92,14 +91,15 @@ def test_errors_are_those_of_storing(layout: Any) -> None:
             assert torch.equal(found, first)
             assert (found.dtype, found.stride()) == (theirs.dtype, theirs.stride())
             # more than of float32 images, and less than a rounding of each of eight in a row
-            assert 2.0 ** -13 < far(found, want) < 8 * 2.0 ** -9
+            assert 2.0 ** -15 < far(found, want) < 8 * 2.0 ** -9
 
 
-def test_plans_declare_it_and_all_convolutions_are_of_16_bits() -> None:
+def test_plans_declare_it_and_convolutions_are_of_16_bits() -> None:
     fast, x = tilewise.optimize(made()), torch.randn(2, 3, 20, 22)
     called(fast, x, 1)
     plans = ran(lambda: called(fast, x, 1))
-    assert [plan.problem.dtype for plan in plans if plan.problem.h > 1] == ["bf16"] * 6
+    assert [plan.problem.dtype for plan in plans if plan.problem.h > 1] == [
+        *["bf16"] * 5, "f32"]  # torch reads the result of the last
     assert all(LEAST <= plan.error <= 2e-2 for plan in plans if plan.problem.dtype == "bf16")
 
 
@@ -109,7 +109,7 @@ def test_casts_are_at_the_ends_only() -> None:
     (graph,) = stored_of(fast)
     casts = [node.target for node in graph.graph.nodes if node.target in (narrowed, widened)]
     assert casts.count(narrowed) == 1
-    assert casts.count(widened) == 2  # of z, and of what torch computes of y
+    assert casts.count(widened) == 2  # of y, and of what the last convolution reads
 
 
 @pytest.mark.parametrize("setting, max_error, is_stored", [
@@ -232,6 +232,74 @@ def test_what_is_written_to_stays_float32() -> None:
 def test_random_networks_between_unmapped_pages(seed: int) -> None:
     share = networks.judged(seed, stored=True).share
     assert share <= 1
+
+
+def test_norms_that_learn_see_images_as_they_are() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.SiLU(), nn.BatchNorm2d(16),
+                          nn.Conv2d(16, 8, 1)).eval()
+    fast = tilewise.optimize(copy.deepcopy(plain))
+    batches = [torch.randn(n, 3, 12, 12) for n in (4, 4, 3)]
+    called(fast, batches[0], 1)
+    with storing(True):
+        for model in (plain, fast):
+            torch.optim.swa_utils.update_bn(batches, model)
+    assert int(fast[2].num_batches_tracked) == 3
+    torch.testing.assert_close(fast[2].running_mean, plain[2].running_mean)
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(16), nn.GroupNorm(4, 16)])
+def test_norms_of_their_own_pixels_keep_float32_images(norm: nn.Module) -> None:
+    """Of a mean that is large, they would leave its rounding."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 16, 1), norm, nn.ReLU(), nn.Conv2d(16, 4, 1)).eval()
+    nn.init.constant_(plain[0].bias, 100.0)
+    fast, x = tilewise.optimize(copy.deepcopy(plain)), torch.randn(1, 3, 16, 16)
+    with torch.no_grad():
+        want = plain.double()(x.double())
+    assert max(far(found, want) for found in called(fast, x)) < 1e-4
+
+
+def test_a_bound_admits_an_input_that_is_rounded_too() -> None:
+    """Each rounding errs by up to 2^-8: one of them is not all."""
+    value = 1 + 2.0 ** -8 - 2.0 ** -11
+    plain = nn.Sequential(nn.Conv2d(16, 16, 1, bias=False), nn.Conv2d(16, 16, 1, bias=False)).eval()
+    for conv in plain:
+        nn.init.dirac_(conv.weight)
+        conv.weight.data *= value
+    x = torch.full((1, 16, 24, 24), value)
+    want = plain(x).detach().double()
+    for admitted, rounds in ((5e-3, False), (9e-3, True)):
+        fast = tilewise.optimize(copy.deepcopy(plain), max_error=admitted)
+        (found,) = called(fast, x, 1)
+        assert (far(found, want) > 1e-4) == rounds
+
+
+def test_weights_of_another_type_are_refused_as_before() -> None:
+    fast, x = tilewise.optimize(spread()), torch.randn(1, 3, 16, 16)
+    called(fast, x, 2)
+    fast.double()
+    with pytest.raises((RuntimeError, tilewise.TilewiseError)):
+        called(fast, x, 1)
+
+
+def test_results_that_torch_reads_are_not_rounded() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+            nn.init.constant_(self.a.bias, 100.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            return self.b(y - y.mean((2, 3), keepdim=True))
+
+    torch.manual_seed(0)
+    plain, x = Centred().eval(), torch.randn(1, 3, 16, 16)
+    fast = tilewise.optimize(copy.deepcopy(plain))
+    with torch.no_grad():
+        want = plain.double()(x.double())
+    assert max(far(found, want) for found in called(fast, x)) < 4 * 2.0 ** -8
 
 
 def spread() -> nn.Module:

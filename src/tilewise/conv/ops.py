@@ -164,7 +164,13 @@ def call_again(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
 
 def can_fold(weight: Tensor, norm: Norm) -> bool:
     """Whether a norm has as many channels, and a type that gives results of the weight's."""
-    return norm[0].dtype in (weight.dtype, torch.float32) and norm[0].shape == weight.shape[:1]
+    return is_of_type(weight, norm) and norm[0].shape == weight.shape[:1]
+
+
+def is_of_type(weight: Tensor, norm: Norm) -> bool:
+    """Whether torch takes the two: a norm of 16-bit images may be float32."""
+    return norm[0].dtype == weight.dtype or (
+        norm[0].dtype == torch.float32 and weight.dtype in (torch.bfloat16, torch.float16))
 
 
 def _by_torch(call: Call) -> Tensor:

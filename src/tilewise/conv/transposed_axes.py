@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,7 +14,7 @@ from . import transposed, transposed_volumes
 from .autocast import cast_operands
 from .calls import KERNEL, Call, gate
 from .lines import in_planes
-from .ops import then
+from .ops import is_of_type, then
 from .transposed import Transposed, conv_transpose1d, conv_transpose2d, plan_of
 from .transposed_volumes import conv_transpose3d, volume_of
 
@@ -49,7 +48,7 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, norm: Nor
 def _fits(weight: Tensor, norm: Norm, groups: int) -> bool:
     """Whether a norm can be multiplied into a weight, as `can_fold`."""
     channels = weight.shape[1] * groups
-    return norm[0].dtype in (weight.dtype, torch.float32) and norm[0].shape == (channels,)
+    return is_of_type(weight, norm) and norm[0].shape == (channels,)
 
 
 def into(out: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any,

@@ -127,6 +127,11 @@ class Native(nn.Module):
         """Whether it takes images of 16 bits."""
         return getattr(self._run, "halves", False)
 
+    @property
+    def centres(self) -> bool:
+        """Whether it subtracts a mean of its image."""
+        return getattr(self._run, "centres", False)
+
     def instead(self, original: Any) -> Native:
         """The same with something else where its kernel cannot be."""
         return Native(self.name, self._run, self._count, original, self.parts, self._learn)

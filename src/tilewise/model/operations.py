@@ -44,6 +44,7 @@ class Row:
         learn: As `run`, where a gradient is asked for.
         slices: Whether `run` reads slices of channels, and writes to one that is given as `out`.
         halves: Whether `run` takes images of 16 bits.
+        centres: Whether it subtracts a mean of the image, and so may leave little but roundings.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Row:
     learn: Callable[..., Tensor | None] | None = None
     slices: bool = False
     halves: bool = False
+    centres: bool = False
 
     def of_module(self, module: Any) -> dict[str, Any] | None:
         given = {name: getattr(module, name, default) for name, default in self.arguments.items()
@@ -173,15 +175,16 @@ ROWS = (
         {"recompute_scale_factor": None, "antialias": False}, slices=True, halves=True),
     Row("layer norm", norms.layer_norm, (nn.LayerNorm,), (F.layer_norm,),
         {"normalized_shape": REQUIRED, "weight": None, "bias": None, "eps": 1e-5}, tensors=AFFINE,
-        halves=True),
+        halves=True, centres=True),
     Row("group norm", norms.group_norm, (nn.GroupNorm,), (F.group_norm,),
         {"num_groups": REQUIRED, "weight": None, "bias": None, "eps": 1e-5}, tensors=AFFINE,
-        activates=True, halves=True),
+        activates=True, halves=True, centres=True),
     Row("instance norm", _instance_norm, (nn.InstanceNorm2d, nn.InstanceNorm3d), (F.instance_norm,),
         {"running_mean": None, "running_var": None, "weight": None, "bias": None,
          "use_input_stats": True, "momentum": 0.1, "eps": 1e-5},
         {"running_mean": None, "running_var": None, "use_input_stats": True}, AFFINE,
-        lambda given: True, activates=True, learn=_learn_instance_norm, halves=True),
+        lambda given: True, activates=True, learn=_learn_instance_norm, halves=True,
+        centres=True),
     Row("softmax", _softmax, (nn.Softmax,), (torch.softmax, "softmax"),
         {"dim": REQUIRED, "dtype": None}, {"dtype": None}, turns=lambda given: given["dim"] != -1),
     Row("softmax", _softmax, (), (F.softmax,), {"dim": REQUIRED, "_stacklevel": 3, "dtype": None},
@@ -228,6 +231,10 @@ class Run:
     @property
     def halves(self) -> bool:
         return self._row.halves
+
+    @property
+    def centres(self) -> bool:
+        return self._row.centres
 
     def __call__(self, x: Any, *others: Any, out: Tensor | None = None) -> Tensor | None:
         if not isinstance(x, Tensor):

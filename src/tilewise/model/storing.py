@@ -23,7 +23,7 @@ from ..runtime.types import element_of
 from .ahead import look, seen
 from .effects import SIZES, Effects, is_number, name_of
 from .graphs import Graph
-from .layout import enter
+from .layout import enter, leave
 from .native import Native, Original
 from .nn import Block
 from .placing import VIEWS
@@ -85,7 +85,9 @@ class Stored(Graph):
         # a copy in another type must not be written to in the place of what it is a copy of
         writes = any(effects.written(node) for node in self.graph.nodes
                      if node.op != "call_module" or self.module_of(node) is not None)
-        self.is_any = not writes and any(map(self._is_block, self.graph.nodes))
+        # of images with a large mean, norms of their own pixels would leave little but roundings
+        centres = any(getattr(self.module_of(node), "centres", False) for node in self.graph.nodes)
+        self.is_any = not (writes or centres) and any(map(self._is_block, self.graph.nodes))
         if self.is_any:
             self._choose()
             self._cast()
@@ -107,12 +109,19 @@ class Stored(Graph):
             if is_number(node, numbers):
                 numbers.add(node)
             given = [source for source in self._read(node) if source not in numbers]
-            enters = node.target is enter and bool(node.users) and all(
-                self._is_image(node, user) for user in node.users)
-            if self._is_block(node) or enters or (
-                    node in leads and self._hands_on(node) and given and self.narrow >= set(given)):
+            able = self._is_block(node) or node.target is enter or (
+                node in leads and self._hands_on(node) and given and self.narrow >= set(given))
+            if able and self._may_be_rounded(node):
                 self.narrow.add(node)
                 self._take(node)
+
+    def _may_be_rounded(self, value: fx.Node) -> bool:
+        """Whether only steps of ours read it, or who called; what others make of its rounding
+        nobody knows."""
+        return bool(value.users) and all(
+            self._is_image(value, user) or (value.target is not enter and (
+                user.op == "output" or user.target is leave or self._hands_on(user)))
+            for user in value.users)
 
     def _is_image(self, value: fx.Node, user: fx.Node) -> bool:
         """Whether a convolution reads a value as its image or its residual."""
@@ -167,11 +176,14 @@ class Choice:
         self._capture, self._max_error = capture, max_error
         self.stored: Stored | None = None  # made when it is first looked at
         self._known: dict[Any, bool] = {}
+        self._parts: list[torch.nn.Module] | None = None  # of the graph's steps
 
     def of(self, tensors: Sequence[Tensor]) -> Stored | None:
         if self._admitted() < LEAST or not tensors or _forced.get() is False:
             return None
         if not can_repeat(*tensors) or autocast_type() is not None:
+            return None
+        if self._learns() or any(map(_is_other, self._capture.blocks)):
             return None
         key = (tuple(map(form, tensors)), settings(), _forced.get())
         found = self._known.get(key)
@@ -180,6 +192,15 @@ class Choice:
                 self._known.clear()
             found = self._known[key] = self._decided(tensors)
         return self.stored if found else None
+
+    def _learns(self) -> bool:
+        """Whether a step follows its images: looking ahead would show it others."""
+        if self._parts is None:
+            steps = [self._capture.module_of(node) for node in self._capture.graph.nodes
+                     if node.op == "call_module"]
+            self._parts = [part for step in steps for part in getattr(step, "parts", (step,))
+                           if isinstance(part, torch.nn.Module)]
+        return any(part.training for part in self._parts)
 
     def _admitted(self) -> float:
         """Of float32: what is stored in 16 bits is admitted by a caller, or by "medium"."""
@@ -191,10 +212,11 @@ class Choice:
             return False
         stored = self.stored or Stored(self._capture)
         self.stored = stored
-        if not stored.is_any or any(_is_other(block) for block in self._capture.blocks):
+        if not stored.is_any:
             return False
         narrow = seen(stored, tensors)
-        if any(plan.error > self._admitted() or plan.algorithm == "vendor"
+        # an input is rounded, too
+        if any(plan.error + LEAST > self._admitted() or plan.algorithm == "vendor"
                for plan in narrow.plans):
             return False
         if not (_forced.get() or (narrow.is_all and self._pays(narrow.plans, tensors))):
