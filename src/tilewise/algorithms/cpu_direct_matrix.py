@@ -52,7 +52,7 @@ class CpuDirectMatrix(MatrixAlgorithm):
 
     def reads_bf16(self, p: Problem, t: Target) -> bool:
         """Whether images are bfloat16s that the unit multiplies as they are."""
-        unit = t.row.matrix
+        unit = t.row.matrix if t.device == "cpu" else None
         return p.dtype == "bf16" and self.products == 1 and unit is not None and (
             unit.name in IMAGES)
 
