@@ -69,8 +69,7 @@ MADE = {
                         "python benchmarks/train_ranks.py --runs 2 --ranks 2 -o train_ranks.json"),
     "training": Made("python benchmarks/training.py resnet18 resnet50 vgg16 unet:2 "
                      "mobilenet_v2:16 efficientnet_b0:16 mobilenet_v3_large:16 "
-                     "shufflenet_v2_x1_0:16 regnet_y_1_6gf densenet121 resnext50_32x4d "
-                     "convnext_tiny dncnn:2 -o training.json",
+                     "shufflenet_v2_x1_0:16 regnet_y_1_6gf -o training.json",
                      "python benchmarks/training.py lenet_b --rounds 2 --no-compile "
                      "-o training.json"),
     "training_blocks": Made("python benchmarks/training_blocks.py --seeds 0 300 "
