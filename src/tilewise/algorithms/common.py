@@ -146,7 +146,8 @@ def cpu_f32(p: Problem, t: Target) -> list[str]:
 def cpu_images(p: Problem, t: Target) -> list[str]:
     """What kernels ask for that multiply in float32 what images hold in 16 bits.
 
-    Where a processor multiplies such numbers itself, torch does, and is faster.
+    Where a processor multiplies such numbers itself and the row has no unit for them, torch is
+    faster.
     """
     if t.device != "cpu":
         return [f"device is {t.device}, needs cpu"]
@@ -154,9 +155,10 @@ def cpu_images(p: Problem, t: Target) -> list[str]:
         return no_code(t)
     if widens(t.row, p.dtype):
         return []
-    rows = " or ".join(row.name for row in ISA_ROWS
-                       if row.widens and NATIVE[p.dtype] not in row.needs)
-    return [f"dtype is {p.dtype} on {t.isa}, needs f32, or {rows} without {NATIVE[p.dtype]}"]
+    native = [row.name for row in ISA_ROWS if row.reads_bf16 and p.dtype == "bf16"]
+    plain = [row.name for row in ISA_ROWS if row.widens and NATIVE[p.dtype] not in row.needs]
+    rows = " or ".join([*native, " or ".join(plain) + f" without {NATIVE[p.dtype]}"])
+    return [f"dtype is {p.dtype} on {t.isa}, needs f32, or {rows}"]
 
 
 def no_code(t: Target) -> list[str]:

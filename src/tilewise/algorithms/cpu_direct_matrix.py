@@ -16,7 +16,6 @@ from ..kernels.matrix import PARTS, joins_taps
 from .common import CpuAlgorithm, cpu_f32_forward, streams
 from .matrix import MatrixAlgorithm, is_pixelwise
 
-IMAGES = ("amx", "dpbf16")  # units for which kernels with images of bfloat16 were tested
 LOW = (1, 2, 4, 7, 8, 14, 16, 28, 56)
 BLOCKS = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384)  # where each pixel is a row of its own
 ROWS = tuple(sorted({*LOW, *BLOCKS}))
@@ -31,7 +30,7 @@ class CpuDirectMatrix(MatrixAlgorithm):
     """Packs padded rows of the input as parts, multiplies tiles of pixels and channels."""
 
     name = "cpu_direct"
-    version = 2
+    version = 3
     units = ("amx", "bfmmla", "dpbf16")
     fuses = CpuAlgorithm.fuses | {"pool2"}
 
@@ -42,7 +41,7 @@ class CpuDirectMatrix(MatrixAlgorithm):
 
     def reject(self, p: Problem, t: Target) -> list[str]:
         plain = p.with_(dtype="f32") if self.reads_bf16(p, t) else p
-        reasons = cpu_f32_forward(plain, t, grid=True) + self.no_unit(t)
+        reasons = cpu_f32_forward(plain, t, grid=True, pitch=True) + self.no_unit(t)
         if p.groups > 1:
             reasons.append(f"groups is {p.groups}, needs 1")
         if self.products == 6 and p.is_linear and p.weight_bytes >= LARGE:
@@ -52,9 +51,8 @@ class CpuDirectMatrix(MatrixAlgorithm):
 
     def reads_bf16(self, p: Problem, t: Target) -> bool:
         """Whether images are bfloat16s that the unit multiplies as they are."""
-        unit = t.row.matrix if t.device == "cpu" else None
-        return p.dtype == "bf16" and self.products == 1 and unit is not None and (
-            unit.name in IMAGES)
+        return (p.dtype == "bf16" and self.products == 1 and t.device == "cpu"
+                and t.row.reads_bf16)
 
     def error(self, p: Problem, t: Target, s: Schedule) -> float:
         terms = p.c * p.r * p.s
@@ -84,9 +82,6 @@ class CpuDirectMatrix(MatrixAlgorithm):
 
     def cost(self, p: Problem, t: Target, s: Any) -> float:
         return _cost(p, t, s, self.products)
-
-    def is_timed(self, p: Problem, t: Target) -> bool:
-        return p.dtype != "bf16"  # torch multiplies them itself where there is a unit
 
     def _geometry(self, p: Problem, t: Target, s: Schedule) -> Any:
         return self.kernel().Geometry(self.seen_by_kernel(p), s, t.lanes, self.products,

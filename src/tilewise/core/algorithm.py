@@ -89,10 +89,6 @@ class Algorithm:
         """Estimated seconds; runs nothing."""
         raise NotImplementedError
 
-    def is_timed(self, p: Problem, t: Target) -> bool:
-        """Whether somebody compared it with torch; if not, a measurement alone may choose it."""
-        return True
-
     def workspace(self, p: Problem, t: Target, s: Schedule) -> int:
         """Bytes of scratch a call needs."""
         return 0

@@ -32,6 +32,7 @@ class MatrixUnit:
     # wherever it is
     apart: bool
     fetches: bool  # whether code asks for operands ahead of need
+    images: bool  # whether kernels take images of bfloat16 as they are: tested for it
     in_flight: int = 1  # tiles of sums that have to be held for that speed
     near: int = 32 << 10  # bytes of weights that a pass over the pixels uses again and again
     # the same where they may come from the second cache: taps find the input in the first, and sums
@@ -77,6 +78,11 @@ class Isa:
         """Whether there is a machine that code can be written for."""
         return bool(self.machines)
 
+    @property
+    def reads_bf16(self) -> bool:
+        """Whether its unit multiplies images of bfloat16 as they lie in memory."""
+        return self.matrix is not None and self.matrix.images
+
 
 _X86 = ("x86_64", "AMD64")
 _AVX2 = frozenset({"avx2", "fma"})
@@ -87,12 +93,12 @@ _NONE = frozenset({"no machine has this flag"})
 _WIDE = "-prefer-256-bit"  # full vectors, also where LLVM would halve them
 # eight tiles of 16 rows of 64 bytes: four of sums, two of each operand. An operation takes 16
 # cycles of a clock that is lower under this load
-AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, True, True)
+AMX = MatrixUnit("amx", 16, 16, 32, 2, 2, 2, (1, 3, 6), 21.0, 60.0, True, True, True)
 # two registers of 2 x 2 sums; six products take longer than float32's own multiply-adds
-BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, False, False)
+BFMMLA = MatrixUnit("bfmmla", 2, 4, 4, 4, 4, 2, (1, 3), 1.0, 4.0, False, False, False)
 # four vectors of columns, five rows, a step of eight pairs. Two products in the time of one of
 # float32: three products take longer than float32's own
-DPBF16 = MatrixUnit("dpbf16", 1, 16, 16, 2, 5, 4, (1,), 4.0, 2.0, False, True, in_flight=12,
+DPBF16 = MatrixUnit("dpbf16", 1, 16, 16, 2, 5, 4, (1,), 4.0, 2.0, False, True, True, in_flight=12,
                     near=16 << 10, far=16 << 10)
 _TILES = "+amx-tile,+amx-bf16,+avx512bf16," + _WIDE
 # the model whose scheduler keeps sums in registers; of no other does it say anything
@@ -107,7 +113,8 @@ def _sve(bits: int, lanes: int) -> Isa:
 
 
 ISA_ROWS = (
-    Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=AMX),
+    Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=AMX,
+        widens=True),
     Isa("avx512_bf16", _X86, _AVX512_BF16, 16, 32, True, True, "x86-64-v4", "+avx512bf16," + _WIDE,
         matrix=DPBF16, widens=True),
     Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, widens=True),
@@ -141,9 +148,10 @@ def cpu_flags() -> frozenset[str]:
 
 
 def widens(row: Isa, dtype: str) -> bool:
-    """Whether kernels read such images and compute in float32; torch is faster where the processor
-    multiplies such numbers itself."""
-    return row.widens and NATIVE[dtype] not in cpu_flags()
+    """Whether kernels read such images and compute in float32; where the processor multiplies such
+    numbers itself and the row does not, torch is faster."""
+    native = dtype == "bf16" and row.reads_bf16
+    return row.widens and (native or NATIVE[dtype] not in cpu_flags())
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from ..conv.again import autocast_type, can_repeat, form, settings
 from ..conv.running import ENGINE
 from ..core.plan import Plan
 from ..kernels import precision
+from ..runtime.casting import cast
 from ..runtime.engine import PRECISIONS
 from ..runtime.types import element_of
 from .ahead import look, seen
@@ -52,14 +53,19 @@ def storing(wanted: bool) -> Iterator[None]:
 
 def narrowed(x: Any) -> Any:
     """An image as it is stored."""
-    return x.to(NARROW) if isinstance(x, Tensor) and x.dtype == torch.float32 else x
+    return _cast(x, NARROW) if isinstance(x, Tensor) and x.dtype == torch.float32 else x
 
 
 def widened(x: Any) -> Any:
     """An image, or pieces of one, as torch expects them."""
     if isinstance(x, tuple | list):
         return type(x)(map(widened, x))
-    return x.float() if isinstance(x, Tensor) and x.dtype == NARROW else x
+    return _cast(x, torch.float32) if isinstance(x, Tensor) and x.dtype == NARROW else x
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    found = cast(x, dtype) if can_repeat(x) else None
+    return x.to(dtype) if found is None else found
 
 
 class WideOriginal:
@@ -153,13 +159,18 @@ class Stored(Graph):
         """What is read in another type than it has."""
         for node in list(self.graph.nodes):
             wants = set(self._read(node)) if node in self.narrow else set()
-            if name_of(node) in SIZES and node not in self.narrow:
+            if node not in self.narrow and self._reads_no_value(node):
                 continue
             for value in node.all_input_nodes:
                 if value in wants and value not in self.narrow:
                     node.replace_input_with(value, self._as(narrowed, value, node))
                 elif value not in wants and value in self.narrow:
                     node.replace_input_with(value, self._as(widened, value, node))
+
+    def _reads_no_value(self, node: fx.Node) -> bool:
+        """Whether it asks for a size, or is a view that nobody looks at."""
+        return name_of(node) in SIZES or (
+            not node.users and node.op != "output" and self._hands_on(node))
 
     def _as(self, cast: Any, value: fx.Node, user: fx.Node) -> fx.Node:
         found = self._casts.get((cast, value))

@@ -259,7 +259,7 @@ class Planner:
     def _rank(self, answer: Candidate, p: Problem, t: Target) -> float:
         """Seconds on two threads, whatever the number: one algorithm, and so the same bits."""
         algorithm = self.algorithm(answer.algorithm)
-        if answer.plan is None or not algorithm.is_timed(answer.plan.inner, t):
+        if answer.plan is None:
             return float("inf")
         common = t.on_two
         if common == t:

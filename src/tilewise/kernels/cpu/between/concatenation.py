@@ -9,6 +9,7 @@ from typing import Any
 from ....core.isa import Isa
 from ....core.schedule import Schedule
 from ..emit import ELEMENTS, Module
+from ..emit.elements import MOVED
 from ..emit.sizes import InCode
 from ..emit.threads import Y, emit_entry, emit_region
 from ..emit.tiling import ceil_div
@@ -22,14 +23,16 @@ COPY = Chain(("image",))
 
 @dataclass(frozen=True)
 class Parts:
-    """What code depends on: how many parts there are, and what they hold."""
+    """What code depends on: how many parts there are, what they hold, and what the result does."""
 
     count: int
     dtype: str = "f32"
+    made: str = ""  # where that is another type
 
     @property
     def code(self) -> str:
-        return f"{self.count} parts" + ("" if self.dtype == "f32" else f" of {self.dtype}")
+        held = "" if self.dtype == "f32" else f" of {self.dtype}"
+        return f"{self.count} parts{held}" + (f" as {self.made}" if self.made else "")
 
 
 def sizes(rows: int, columns: Sequence[int], pitches: Sequence[int], pitch: int) -> list[int]:
@@ -47,9 +50,9 @@ def make(parts: Parts, s: Schedule, isa: Isa) -> Module:
         count, pitch, first = range(parts.count), z.pitch, f.task * z.task_rows
         columns = [getattr(z, f"columns{i}") for i in count]
         pitches = [getattr(z, f"pitch{i}") for i in count]
-        element = ELEMENTS[parts.dtype]
+        element = (ELEMENTS if parts.made else MOVED)[parts.dtype]
         given = [f.frame.load_pointer(PLACES[i], element) for i in count]
-        y = f.frame.load_pointer(Y, element)
+        y = f.frame.load_pointer(Y, ELEMENTS[parts.made] if parts.made else element)
         with f.loop((first + z.task_rows).minimum(z.rows), start=first) as row:
             to = y + row.i * pitch
             for own, x, step in zip(columns, given, pitches, strict=True):

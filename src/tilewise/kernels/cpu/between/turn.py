@@ -12,7 +12,7 @@ from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..emit import Function, Index, Module, Pointer
-from ..emit.elements import ELEMENTS
+from ..emit.elements import MOVED
 from ..emit.threads import BATCH, SIZES, X, Y, emit_entry, emit_region
 from ..emit.transpose import interleave, separate, transpose
 
@@ -38,7 +38,7 @@ def make(p: Problem, s: Schedule, isa: Isa) -> Module:
         image, first = f.task // count, f.task % count * size
         whole = [image * (pixels * p.c), image * (plane * p.c)]  # of points, and of planes
         before, behind = whole[::-1] if p.layout == "nhwc" else whole
-        element = ELEMENTS[p.dtype]
+        element = MOVED[p.dtype]
         x, y = f.frame.load_pointer(X, element) + before, f.frame.load_pointer(Y, element) + behind
         turn = _few if p.c < isa.lanes else _many
         turn(f, p, x, y, (pixels, plane), first, (first + size).minimum(pixels))

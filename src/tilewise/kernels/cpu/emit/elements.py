@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llvmlite import ir
 
-from .values import F16, F32, F64, I8, I16, I32, Vector, Words
+from .values import BFLOAT, F16, F32, F64, I8, I16, I32, Vector, Words
 
 # adding and taking away leaves the nearest integer, ties to even; for less than 2^22 and 2^51
 ROUNDERS = {F32: 1.5 * 2.0 ** 23, F64: 1.5 * 2.0 ** 52}
@@ -23,6 +23,7 @@ class Element:
     bytes: int
     low: int = 0
     high: int = 0
+    moves: bool = False  # stored is only what was loaded: every bit is kept
 
     @property
     def is_float(self) -> bool:
@@ -37,7 +38,7 @@ class Element:
         """What was loaded, as float32 or float64, as a wider integer, or as it is."""
         if work == self.kind:
             return raw
-        if self is BF16:
+        if self.name == "bf16":
             words = raw.f.ll.zext(raw.ir, ir.VectorType(I32, raw.lanes))
             return Words(raw.f, words).shifted(16).floats().to(work)
         if self.is_float:
@@ -52,8 +53,8 @@ class Element:
         """As it is stored: rounded to nearest, ties to even, and saturated."""
         if value.ir.type.element == self.kind:
             return value
-        if self is BF16:
-            return _as_bfloat16(value.to(F32))
+        if self.name == "bf16":
+            return _lower(value.words().shifted(-16)) if self.moves else _as_bfloat16(value.to(F32))
         if self.is_float:
             return value.to(self.kind)
         # NaN becomes the lowest value, as it does in OpenCV
@@ -90,12 +91,30 @@ class Element:
         return Vector(a.f, a.f.ll.call(pick, [a.ir, b.ir]))
 
 
+def converted(value: Vector) -> Vector:
+    """The nearest bfloat16s, as integers, by the instruction of a row that has one."""
+    f, lanes = value.f, value.lanes
+    kind, bits = ir.VectorType(BFLOAT, lanes), ir.VectorType(I16, lanes)
+    if "x86_64" not in f.isa.machines:
+        return Vector(f, f.ll.bitcast(f.ll.fptrunc(value.ir, kind), bits))
+    # LLVM's own conversion would call a function
+    convert = f.intrinsic(f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * lanes}", kind, [value.ir.type])
+    return Vector(f, f.ll.bitcast(f.ll.call(convert, [value.ir]), bits))
+
+
 def _as_bfloat16(value: Vector) -> Vector:
     """The upper halves, after adding what rounds them; where a value is NaN, a quiet one."""
+    if value.f.isa.reads_bf16 and value.lanes == value.f.isa.lanes:
+        return converted(value)
     words = value.words()
     even = words.shifted(-16).masked(1)
     upper = words.plus(even.plus(even.same(0x7FFF))).shifted(-16).unless_nan(value, QUIET)
-    return Vector(value.f, value.f.ll.trunc(upper.ir, ir.VectorType(I16, value.lanes)))
+    return _lower(upper)
+
+
+def _lower(words: Words) -> Vector:
+    """The lower halves of words."""
+    return Vector(words.f, words.f.ll.trunc(words.ir, ir.VectorType(I16, words.lanes)))
 
 
 FLOAT32, BF16 = Element("f32", F32, 4), Element("bf16", I16, 2)
@@ -109,3 +128,4 @@ ELEMENTS = {element.name: element for element in (
     BF16,
     Element("f64", F64, 8),
 )}
+MOVED = {name: replace(element, moves=True) for name, element in ELEMENTS.items()}

@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....core.isa import AMX, MatrixUnit
+from .elements import converted
 from .function import Function
 from .values import BFLOAT, F32, I32, Vector
 
@@ -26,27 +27,11 @@ def split(f: Function, value: Vector, parts: int) -> list[Vector]:
         return [Vector(f, f.ll.bitcast(value.ir, ir.VectorType(F32, value.lanes // 2)))]
     found = []
     for part in range(parts):
-        bits = _rounded(f, value)
+        bits = converted(value).ir
         found.append(Vector(f, f.ll.bitcast(bits, ir.VectorType(F32, value.lanes // 2))))
         if part + 1 < parts:
             value = value - _widened(f, bits)
     return found
-
-
-def _rounded(f: Function, value: Vector) -> Any:
-    """The nearest bfloat16, as integers."""
-    lanes = value.lanes
-    kind = ir.VectorType(BFLOAT, lanes)
-    if not _on_x86(f):
-        return f.ll.bitcast(f.ll.fptrunc(value.ir, kind), ir.VectorType(I16, lanes))
-    convert = f.intrinsic(f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * lanes}", kind,
-                          [value.ir.type])
-    return f.ll.bitcast(f.ll.call(convert, [value.ir]), ir.VectorType(I16, lanes))
-
-
-def _on_x86(f: Function) -> bool:
-    """Where LLVM itself converts by calling a function."""
-    return "x86_64" in f.isa.machines
 
 
 def _widened(f: Function, bits: Any) -> Vector:
@@ -85,8 +70,8 @@ def split_pairs(f: Function, low: Vector, high: Vector, parts: int) -> list[Vect
 def _rounded_both(f: Function, low: Any, high: Any) -> Any:
     """The nearest bfloat16s, as integers, one vector behind the other."""
     lanes, kind = low.type.count, low.type
-    if not _on_x86(f):
-        rounded = [_rounded(f, Vector(f, value)) for value in (low, high)]
+    if "x86_64" not in f.isa.machines:
+        rounded = [converted(Vector(f, value)).ir for value in (low, high)]
         mask = ir.Constant(ir.VectorType(I32, 2 * lanes), list(range(2 * lanes)))
         return f.ll.shuffle_vector(*rounded, mask)
     convert = f.intrinsic(f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * lanes}",

@@ -6,12 +6,13 @@ read lines in a row at every tap. With few channels, a line holds all that a row
 sees, and there is one tap a row. Outputs run through all columns of the packed rows; those of
 columns that do not exist are computed and not stored. Of 1x1 filters that skip nothing, all pixels
 of all images are rows of one pixel. The matrix unit says how many channels a step has. Images that
-are bfloat16 in memory are packed as they are.
+are bfloat16 in memory are packed as they are; those of 1x1 filters are read where they lie, if
+they have whole steps of channels.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....core.isa import Isa
 from ....core.problem import Problem
@@ -39,6 +40,15 @@ def make(p: Problem, s: Schedule, isa: Isa, products: int) -> Module:
     return _Direct(Geometry(p, s, isa.lanes, products, isa.matrix), isa).module()
 
 
+class Operand(NamedTuple):
+    """What a task multiplies: its first row, where sums go, and the latest row a group may begin
+    at, so that it ends with the images; a group that begins earlier sums some rows again."""
+
+    a: Pointer
+    sums: Pointer
+    latest: Index | None = None
+
+
 class _Direct:
     def __init__(self, geometry: Geometry, isa: Isa) -> None:
         self.g, self.p, self.s, self.isa = geometry, geometry.p, geometry.s, isa
@@ -48,8 +58,9 @@ class _Direct:
 
     def module(self) -> Module:
         self.m = Module(self.isa)
-        self.convert, self.clear = self._convert(), self._clear()
-        self.pack = self._pack()
+        if not self.g.in_place:
+            self.convert, self.clear = self._convert(), self._clear()
+            self.pack = self._pack()
         self.products = {end: self._product(end) for end in self.g.ends}
         write = self._write if self.p.epilogue.pool == 1 else self._pool
         self.writes = {end: write(end) for end in self.g.ends}
@@ -74,7 +85,8 @@ class _Direct:
         c, depth = self.g.values, self.unit.depth
         with self.m.function("convert", frame="pointer", x=self.g.image, to="pointer",
                              count="index") as f:
-            z, step = self._sizes(f), self.p.stride[1] * self.p.c
+            z = self._sizes(f)
+            step = (self.p.c if self.g.joins_taps else self.g.x_step(z)) * self.p.stride[1]
             chunk_floats, plane = z.chunk_floats, z.plane
             with f.loop(f.count) as pixel:
                 x, to = f.x + pixel.i * step, f.to + pixel.i * self.unit.line
@@ -118,7 +130,7 @@ class _Direct:
         with self.m.function("pack", frame="pointer", x=g.image, to="pointer", top="index",
                              rows="index") as f:
             if phase is None:
-                f.call(self.convert, f.frame, f.x + f.top * self.p.c, f.to, f.rows)
+                f.call(self.convert, f.frame, f.x + f.top * g.x_step(self._sizes(f)), f.to, f.rows)
                 return f
             plane = self._sizes(f).plane
             for number, (down, across) in enumerate(g.phases):
@@ -133,7 +145,7 @@ class _Direct:
                       "top": "index", "across": "index", "rows": "index"}
         with self.m.function("pack_phase", **kinds) as f:
             z = self._sizes(f)
-            h, row_floats, pitch = z.h, z.w * p.c, z.pitch
+            h, row_floats, pitch = z.h, z.w * self.g.x_step(z), z.pitch
             with f.loop(f.rows) as row:
                 y, to = f.top + row.i * p.stride[0], f.to + row.i * pitch * self.unit.line
                 with f.either((y >= 0) & (y < h)) as (inside, outside):
@@ -145,7 +157,7 @@ class _Direct:
 
     def _pack_pixels(self, f: Function, z: InCode, x: Pointer, to: Pointer) -> None:
         """A row between its padding."""
-        c, step, pitch, line = self.p.c, self.p.stride[1], z.pitch, self.unit.line
+        c, step, pitch, line = self.g.x_step(z), self.p.stride[1], z.pitch, self.unit.line
         start = f.index(0)
         if self.p.is_padded:
             start = (((z.left - f.across).maximum(0) + (step - 1)) // step).minimum(pitch)
@@ -163,9 +175,17 @@ class _Direct:
         start, stop = z.left.minimum(columns), (z.left + z.w).minimum(columns)
         row = (f.scratch + z.sums_start).of(self.g.image)
         emit_zero(f, row, start * p.c)
-        emit_copy(f, row + start * p.c, x, (stop - start) * p.c)
+        self._copy_pixels(f, z, row + start * p.c, x, stop - start)
         emit_zero(f, row + stop * p.c, (columns - stop) * p.c)
         f.call(self.convert, f.frame, row, to, z.pitch)
+
+    def _copy_pixels(self, f: Function, z: InCode, to: Pointer, x: Pointer, count: Index) -> None:
+        c = self.p.c
+        if not self.p.pitch:
+            emit_copy(f, to, x, count * c)
+            return
+        with f.loop(count) as i:
+            emit_copy(f, to + i.i * c, x + i.i * self.g.x_step(z), c)
 
     # multiplying
 
@@ -186,8 +206,8 @@ class _Direct:
                              ahead="pointer") as f:
             z = self._sizes(f)
             plane, lines = z.plane, z.lines_ahead if g.fetches else 0
-            left = Side(tuple(i * unit.rows * unit.line for i in tiles), plane,
-                        passing=taps == 1 and not g.once)
+            left = Side(tuple(i * unit.rows * g.pixel_floats for i in tiles), plane,
+                        FLOAT32.bytes * g.pixel_floats, passing=taps == 1 and not g.once)
             starts = [(at, tap * step) for at, tap in g.starts(plane)]
             rows = [Rows((at, tap * step), (count, down, over * step))
                     for (at, tap), (count, down, over) in g.rows_of_taps(z.pitch, plane)]
@@ -271,9 +291,13 @@ class _Direct:
                 image, height, top = rest // z.row_blocks, z.conv_h, rest % z.row_blocks
             top = top * s.block_rows
             rows = (height - top).minimum(s.block_rows)
-            a = f.frame.load_pointer(SCRATCH) + f.worker * z.pack_floats
-            x = f.frame.load_pointer(X, g.image) + image * (z.h * z.w * p.c)
-            f.call(self.pack, f.frame, x, a, top * p.stride[0] - z.top, rows)
+            scratch = f.frame.load_pointer(SCRATCH) + f.worker * z.pack_floats
+            x = f.frame.load_pointer(X, g.image) + image * (z.h * z.w * g.x_step(z))
+            if g.in_place:
+                operand = self._where_they_lie(f, x, scratch, top, rows, height)
+            else:
+                operand = Operand(scratch, scratch + z.sums_start)
+                f.call(self.pack, f.frame, x, scratch, top * p.stride[0] - z.top, rows)
             first = g.y_at(z, image, top, 0)
             at = (first, first if p.epilogue.pool == 1 else
                   (image * z.out_h + top // p.epilogue.pool) * z.out_w * p.k)
@@ -281,20 +305,37 @@ class _Direct:
             whole = g.k_blocks - int(g.has_tail)
             if whole:
                 with f.loop(last.minimum(whole), start=first) as block:
-                    self._block(f, a, at, block.i, rows, end=False)
+                    self._block(f, operand, at, block.i, rows, end=False)
             if g.has_tail:
                 with f.when(last.equals(g.k_blocks)):
-                    self._block(f, a, at, f.index(whole), rows, end=True)
+                    self._block(f, operand, at, f.index(whole), rows, end=True)
         return f
 
-    def _block(self, f: Function, a: Pointer, at: tuple[Index, Index], block: Index, rows: Index,
-               end: bool) -> None:
+    def _where_they_lie(self, f: Function, x: Pointer, scratch: Pointer, top: Index, rows: Index,
+                        height: Index) -> Operand:
+        """Pixels of a task; a copy of them, if all images have fewer than a multiply takes."""
+        g, here = self.g, x + top * self.p.c
+        latest = height - g.group
+        few = latest < 0
+        with f.either(few) as (copied, fetched):
+            with copied:
+                emit_copy(f, scratch.of(g.image), here, rows * self.p.c)
+            with fetched:  # loads of tiles would ask for lines far apart, a few at a time
+                here, line = here.of(FLOAT32), self.unit.line
+                with f.loop(rows * self.p.c // 2, step=line) as at:
+                    (here + at.i).prefetch(level=2)
+        here = here.of(FLOAT32)
+        return Operand(few.select(scratch, here), scratch + self._sizes(f).sums_start,
+                       few.select(f.index(0), latest - top))
+
+    def _block(self, f: Function, operand: Operand, at: tuple[Index, Index], block: Index,
+               rows: Index, end: bool) -> None:
         """All pixels of a task against one block of output channels.
 
         `at` are the task's first output and the first that is left of them when they are pooled.
         """
         g, z = self.g, self._sizes(f)
-        k, sums, pixels = block * g.block_k, a + z.sums_start, rows * z.pitch
+        k, sums, pixels = block * g.block_k, operand.sums, rows * z.pitch
         weight = f.frame.load_pointer(WEIGHT) + block * g.panel_floats(g.block_k)
         width = g.vectors(end) * g.lanes
         chunk = g.panel_floats(width) // g.chunks
@@ -302,14 +343,16 @@ class _Direct:
                     ((BIAS, FLOAT32, k), (RESIDUAL, g.image, at[0] + k), (Y, g.image, at[1] + k))]
         fetched = z.lines_ahead * (len(g.taps) * LINE)  # by one group in one chunk
         for one in g.passes.each(f):
-            here, b = a + one.start * z.chunk_floats, weight + one.start * chunk
+            here, b = operand.a + one.start * z.chunk_floats, weight + one.start * chunk
             ahead = b + self._distance(f, one.length * chunk)
             with f.loop(pixels, step=g.group) as pixel:
                 c = sums + pixel.i * width if g.wait else sums
-                f.call(self.products[end][one.kind], f.frame, here + pixel.i * self.unit.line, b, c,
+                start = pixel.i if operand.latest is None else pixel.i.minimum(operand.latest)
+                f.call(self.products[end][one.kind], f.frame, here + start * g.pixel_floats, b, c,
                        ahead + pixel.i // g.group * (fetched * one.length))
                 if one.last and self.p.epilogue.pool == 1:
-                    f.call(self.writes[end], f.frame, c, *operands, pixel.i,
+                    own = c if operand.latest is None else c + (pixel.i - start) * width
+                    f.call(self.writes[end], f.frame, own, *operands, pixel.i,
                            (pixels - pixel.i).minimum(g.group))
         if self.p.epilogue.pool > 1:
             f.call(self.writes[end], f.frame, sums, *operands, rows)

@@ -10,7 +10,7 @@ from ....core.cached import cached
 from ....core.isa import AMX, MatrixUnit
 from ...matrix import PARTS, joins_taps
 from ..conv.geometry import BlocksOfK
-from ..emit.elements import FLOAT32
+from ..emit.elements import BF16, FLOAT32
 from ..emit.microkernel import LINE
 from ..emit.parts import pack_columns
 from ..emit.tiling import ceil_div
@@ -19,7 +19,7 @@ from .passes import Passes
 # what images decide: words of the frame, in this order
 SIZES = ("h", "w", "top", "left", "conv_h", "conv_w", "out_h", "out_w", "row_blocks", "pitch",
          "plane", "chunk_floats", "sums_start", "pack_floats", "groups", "lines_ahead", "y_row",
-         "y_image", "y_pixel")
+         "y_image", "y_pixel", "x_pixel")
 # of these, what the schedule decides where all images are one column
 OF_COLUMNS = frozenset({"pitch", "plane", "chunk_floats", "sums_start", "lines_ahead"})
 
@@ -56,6 +56,17 @@ class Geometry(BlocksOfK):
         p = self.p
         return ((p.r, p.s, p.stride, p.epilogue.pool) == (1, 1, (1, 1), 1)
                 and not p.is_padded and p.grid is None)
+
+    @cached
+    def in_place(self) -> bool:
+        """Whether pixels are multiplied where they lie: bfloat16s in whole steps of the unit."""
+        return (self.joined and self.image is BF16 and self.p.c % self.unit.depth == 0
+                and not self.p.pitch)
+
+    @cached
+    def pixel_floats(self) -> int:
+        """Floats of memory from a row of A to the next."""
+        return self.p.c // 2 if self.in_place else self.unit.line
 
     @cached
     def taps(self) -> list[tuple[int, int]]:
@@ -108,6 +119,8 @@ class Geometry(BlocksOfK):
 
     @cached
     def chunk_floats(self) -> int:
+        if self.in_place:
+            return self.unit.line
         return len(self.phases) * self.parts * self.plane
 
     @cached
@@ -164,7 +177,10 @@ class Geometry(BlocksOfK):
 
     @cached
     def sums_start(self) -> int:
-        """Where the sums lie behind the packed rows; while those are packed, one yet to be."""
+        """Where the sums lie behind the packed rows; while those are packed, one yet to be. Pixels
+        that are multiplied where they lie are copied if they are fewer than a multiply takes."""
+        if self.in_place:
+            return self.group * self.pixel_floats
         return self.chunks * self.chunk_floats
 
     @cached
