@@ -223,10 +223,12 @@ def main() -> None:
                 rows.append(measured(name, batch, args))
                 tell(rows[-1])
     mean = math.exp(statistics.fmean(math.log(row["ratio"]) for row in rows))
-    print(f"geometric mean of {len(rows)}: {mean:.2f}x, least {min(r['ratio'] for r in rows):.2f}x, "
-          f"by rounds {min(r['paired'] for r in rows):.2f}x")
+    least, paired = (min(row[key] for row in rows) for key in ("ratio", "paired"))
+    print(f"geometric mean of {len(rows)}: {mean:.2f}x, least {least:.2f}x, "
+          f"by rounds {paired:.2f}x")
     if args.mode == "medium":
-        print(f"high of highest: {math.exp(statistics.fmean(math.log(r['high']) for r in rows)):.2f}x")
+        high = math.exp(statistics.fmean(math.log(row["high"]) for row in rows))
+        print(f"high of highest: {high:.2f}x")
     if args.output:
         Result(KINDS[args.mode], shlex.join(["python", *sys.argv]), date.today().isoformat(),
                machine.facts(args.threads, limits=False), {"rounds": args.rounds},

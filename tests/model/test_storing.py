@@ -128,7 +128,8 @@ def test_the_precision_decides(setting: str, max_error: float | None, is_stored:
 def test_without_force_estimates_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1, 3, 16, 16)
     for gain, is_stored in ((0.0, False), (100.0, True)):
-        monkeypatch.setattr(storage, "GAIN", gain)
+        for name in ("GAIN", "ON_UNIT"):
+            monkeypatch.setattr(storage, name, gain)
         fast = tilewise.optimize(made())
         with torch.inference_mode():
             fast(x)

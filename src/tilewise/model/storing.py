@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from ..conv.again import autocast_type, can_repeat, form, settings
 from ..conv.running import ENGINE
+from ..core.cost import traffic
 from ..core.plan import Plan
 from ..kernels import precision
 from ..runtime.casting import cast
@@ -31,10 +32,13 @@ from .placing import VIEWS
 
 NARROW = torch.bfloat16
 LEAST = 2.0 ** -8  # no bound of a convolution with such a result is smaller
-GAIN = 0.85  # of the estimated time that it may take: estimates know no conversions
+GAIN = 0.85  # of the estimated time that it may take, where products are of float32
+ON_UNIT = 1.0  # and where a unit multiplies bfloat16: all between convolutions gains, too
+CAST = 6  # bytes that a value moves when its type changes
 MOST = 64  # decisions that are remembered
 
 _forced: ContextVar[bool | None] = ContextVar("storing", default=None)
+_casts: ContextVar[list[int] | None] = ContextVar("casts", default=None)  # values of each
 
 
 @contextmanager
@@ -53,14 +57,29 @@ def storing(wanted: bool) -> Iterator[None]:
 
 def narrowed(x: Any) -> Any:
     """An image as it is stored."""
+    _count(x)
+    return _narrow(x)
+
+
+def _narrow(x: Any) -> Any:
     return _cast(x, NARROW) if isinstance(x, Tensor) and x.dtype == torch.float32 else x
 
 
 def widened(x: Any) -> Any:
     """An image, or pieces of one, as torch expects them."""
+    _count(x)
+    return _widen(x)
+
+
+def _widen(x: Any) -> Any:
     if isinstance(x, tuple | list):
-        return type(x)(map(widened, x))
+        return type(x)(map(_widen, x))
     return _cast(x, torch.float32) if isinstance(x, Tensor) and x.dtype == NARROW else x
+
+
+def _count(x: Any) -> None:
+    if (counts := _casts.get()) is not None and isinstance(x, Tensor):
+        counts.append(x.numel())
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -75,7 +94,7 @@ class WideOriginal:
         self._original = original
 
     def __call__(self, *operands: Any) -> Any:
-        return narrowed(self._original(*map(widened, operands)))
+        return _narrow(self._original(*map(_widen, operands)))
 
 
 class Stored(Graph):
@@ -93,6 +112,7 @@ class Stored(Graph):
                      if node.op != "call_module" or self.module_of(node) is not None)
         # of images with a large mean, norms of their own pixels would leave little but roundings
         centres = any(getattr(self.module_of(node), "centres", False) for node in self.graph.nodes)
+        self.blocks = sum(isinstance(self.module_of(node), Block) for node in self.graph.nodes)
         self.is_any = not (writes or centres) and any(map(self._is_block, self.graph.nodes))
         if self.is_any:
             self._choose()
@@ -225,19 +245,28 @@ class Choice:
         self.stored = stored
         if not stored.is_any:
             return False
-        narrow = seen(stored, tensors)
+        before = _casts.set([])
+        try:
+            narrow, casts = seen(stored, tensors), sum(_casts.get() or ())
+        finally:
+            _casts.reset(before)
         # an input is rounded, too
         if any(plan.error + LEAST > self._admitted() or plan.algorithm == "vendor"
                for plan in narrow.plans):
             return False
-        if not (_forced.get() or (narrow.is_all and self._pays(narrow.plans, tensors))):
+        # what is unknown may come behind the last convolution
+        is_all = narrow.is_all or len(narrow.plans) >= stored.blocks
+        if not (_forced.get() or (is_all and self._pays(narrow.plans, casts, tensors))):
             return False
         look(stored, tensors)
         return True
 
-    def _pays(self, narrow: list[Plan], tensors: Sequence[Tensor]) -> bool:
-        wide = seen(self._capture, tensors)
-        return wide.is_all and _seconds(narrow) < GAIN * _seconds(wide.plans)
+    def _pays(self, narrow: list[Plan], casts: int, tensors: Sequence[Tensor]) -> bool:
+        """By all convolutions, and what casts move."""
+        wide, target = seen(self._capture, tensors).plans, narrow[0].target.on_two
+        share = ON_UNIT if target.row.reads_bf16 else GAIN
+        seconds = _seconds(narrow) + traffic(target, CAST * casts)
+        return len(wide) == len(narrow) and seconds < share * _seconds(wide)
 
 
 def _is_other(block: Block) -> bool:
