@@ -328,8 +328,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Pretend that this machine has certain flags."""
     monkeypatch.delenv("TILEWISE_ISA", raising=False)
 
-    def pretend(flags: frozenset[str]) -> None:
+    def pretend(flags: frozenset[str], family: str = "AuthenticAMD-25-97") -> None:
         target_module._host.cache_clear()
+        monkeypatch.setattr(target_module.HERE, "family", lambda: family)
         monkeypatch.setattr(target_module, "available", lambda: available("x86_64", flags))
 
     yield pretend
@@ -342,6 +343,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_host_is_its_widest_row(machine: Any, flags: frozenset[str], isa: str) -> None:
     machine(flags)
     assert Target.host().isa == isa
+
+
+def test_a_row_is_not_chosen_where_its_instructions_are_slow(machine: Any) -> None:
+    machine(_AVX512_BF16, "GenuineIntel-6-85")
+    assert Target.host().isa == "avx512"
+    assert Target.host("avx512_bf16").isa == "avx512_bf16"
 
 
 def test_a_narrower_host_can_be_asked_for(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

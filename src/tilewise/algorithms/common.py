@@ -156,7 +156,8 @@ def cpu_images(p: Problem, t: Target) -> list[str]:
     if widens(t.row, p.dtype):
         return []
     native = [row.name for row in ISA_ROWS if row.reads_bf16 and p.dtype == "bf16"]
-    plain = [row.name for row in ISA_ROWS if row.widens and NATIVE[p.dtype] not in row.needs]
+    plain = [row.name for row in ISA_ROWS if row.widens and row.name not in native
+             and NATIVE[p.dtype] not in row.needs]
     rows = " or ".join([*native, " or ".join(plain) + f" without {NATIVE[p.dtype]}"])
     return [f"dtype is {p.dtype} on {t.isa}, needs f32, or {rows}"]
 

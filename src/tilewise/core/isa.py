@@ -72,6 +72,8 @@ class Isa:
     widens: bool = field(default=False, repr=False)
     # whether functions stand for the unit's instructions: for tests, and far too slow for all else
     emulated: bool = False
+    # makers of processors that have a faster row: there it is not chosen unless it is asked for
+    slow_on: tuple[str, ...] = ()
 
     @property
     def is_written(self) -> bool:
@@ -116,7 +118,8 @@ ISA_ROWS = (
     Isa("amx", _X86, _AMX, 16, 32, True, True, "x86-64-v4", _TILES, matrix=AMX,
         widens=True),
     Isa("avx512_bf16", _X86, _AVX512_BF16, 16, 32, True, True, "x86-64-v4", "+avx512bf16," + _WIDE,
-        matrix=DPBF16, widens=True),
+        matrix=DPBF16, widens=True,
+        slow_on=("GenuineIntel",)),  # vdpbf16ps starts half as often as a multiply-add there
     Isa("avx512", _X86, _AVX512, 16, 32, True, True, "x86-64-v4", _WIDE, widens=True),
     Isa("avx2", _X86, _AVX2, 8, 16, True, False, "x86-64-v3", "", widens=True),
     _sve(512, 16),
@@ -135,7 +138,8 @@ EMULATED = tuple(replace(row, name=f"{row.name}_emulated", needs=_AVX512, featur
                          emulated=True)
                  for row in ISA_ROWS if row.matrix and row.machines == _X86)
 ISA = {row.name: row for row in (*ISA_ROWS, *EMULATED)}
-NATIVE = {"bf16": "avx512_bf16", "f16": "avx512_fp16"}  # flags of processors that multiply them
+# flags of processors on which torch multiplies them faster than it does float32
+NATIVE = {"bf16": "amx_bf16", "f16": "avx512_fp16"}
 NO_ISA = Isa("none", (), _NONE, 1, 1, False, False, "", "", 1)  # of machines without a row
 # whether this machine has any of them; where not, models and conv2d are torch's
 KNOWN = any(platform.machine() in row.machines and not row.needs for row in ISA_ROWS)

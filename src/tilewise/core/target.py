@@ -175,10 +175,17 @@ def units_of(isa: str, identity: str) -> int:
     return 4 if isa in ("neon", "neon_bf16") and part in FOUR_UNITS else 0
 
 
+def _fastest(rows: list[str]) -> str:
+    """The widest row that this processor is made for."""
+    here = HERE.family()
+    return next((row for row in rows if row in ISA and not here.startswith(ISA[row].slow_on)),
+                rows[0])
+
+
 @lru_cache(maxsize=64)
 def _host(isa: str | None, threads: int) -> Target:
     rows = [row.name for row in available()] or [NO_ISA.name]
-    name = isa or rows[0]
+    name = isa or _fastest(rows)
     others = [row.name for row in emulable()]  # not chosen unless they are asked for
     if name not in rows + others:
         raise TilewiseError(f"isa is {name!r}, this machine has {', '.join(rows)}"
