@@ -347,6 +347,10 @@ class _Direct:
             ahead = b + self._distance(f, one.length * chunk)
             with f.loop(pixels, step=g.group) as pixel:
                 c = sums + pixel.i * width if g.wait else sums
+                if g.in_place and not self.s.streaming:
+                    y = operands[-1] + pixel.i * self.p.k
+                    for i in range(g.group):  # stores would wait for lines that lie far apart
+                        (y + i * self.p.k).prefetch(level=1)
                 start = pixel.i if operand.latest is None else pixel.i.minimum(operand.latest)
                 f.call(self.products[end][one.kind], f.frame, here + start * g.pixel_floats, b, c,
                        ahead + pixel.i // g.group * (fetched * one.length))
