@@ -52,7 +52,7 @@ from tilewise.planner.measure import interleaved
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "yolov8n", "vgg16", "unet")
 FORMS = ("eager", "channels_last", "compiled")  # of torch
-KINDS = {"bfloat16": "bfloat16", "autocast": "bfloat16", "medium": "bfloat16-images"}  # of results
+KINDS = {"bfloat16": "bfloat16", "autocast": "bfloat16", "medium": "medium"}  # of results
 WORSE = 1.1  # times the others' error that ours may be
 ROUNDING = "openvino_default"  # folds norms and rounds as ours does
 SEEDS = 3  # of which errors are the mean

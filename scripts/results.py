@@ -94,16 +94,28 @@ MADE = {
         "--rounds 3 --budget 10 --against -o bfloat16_autocast.json",
         "python benchmarks/bfloat16.py mobilenet_v2 --mode autocast --rounds 2 --no-compile "
         "--against -o bfloat16_autocast.json"),
-    "bfloat16_images": Made(
+    "bfloat16_unit": Made(
+        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 yolov8n vgg16 unet "
+        "--rounds 3 --budget 5 -o bfloat16_unit.json",
+        "python benchmarks/bfloat16.py mobilenet_v2 --rounds 2 --no-compile --against "
+        "-o bfloat16_unit.json"),
+    "bfloat16_unit_batch": Made(
+        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 yolov8n --batch 8 "
+        "--rounds 3 --budget 5 -o bfloat16_unit_batch.json",
+        "python benchmarks/bfloat16.py mobilenet_v2 --batch 2 --rounds 2 --no-compile --against "
+        "-o bfloat16_unit_batch.json"),
+    "medium": Made(
         "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 yolov8n vgg16 unet esrgan "
-        "--mode medium --rounds 5 --budget 8 --against -o bfloat16_images.json",
+        "efficientnet_b0 deeplabv3 sd_vae --mode medium --rounds 5 --budget 6 -o medium.json",
         "python benchmarks/bfloat16.py mobilenet_v2 --mode medium --rounds 2 --against "
-        "-o bfloat16_images.json"),
-    "bfloat16_images_batch": Made(
-        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 --mode medium --batch 8 "
-        "--rounds 3 --budget 8 --against -o bfloat16_images_batch.json",
+        "-o medium.json"),
+    "medium_batch": Made(
+        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 yolov8n vgg16 unet "
+        "efficientnet_b0 --batch 8 --mode medium --rounds 3 --budget 6 -o medium_batch.json",
         "python benchmarks/bfloat16.py mobilenet_v2 --mode medium --batch 2 --rounds 2 --against "
-        "-o bfloat16_images_batch.json"),
+        "-o medium_batch.json"),
+    "vdpbf16ps": Made("python benchmarks/vdpbf16ps.py -o vdpbf16ps.json",
+                      "python benchmarks/vdpbf16ps.py -o vdpbf16ps.json"),
     "zoo_equal": Made("python benchmarks/zoo_equal.py -o zoo_equal.json",
                       "python benchmarks/zoo_equal.py dncnn -o zoo_equal.json"),
     "zoo": Made("python benchmarks/zoo.py --rounds 5 --against onnxruntime openvino -o zoo.json",

@@ -482,16 +482,38 @@ def _bfloat16(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _bfloat16_images(result: dict[str, Any]) -> list[str]:
-    """A line for each float32 model: with float32 images, and with images stored in bfloat16."""
-    lines = ["| model | batch | float32 images ms | error | bfloat16 images ms | error | ratio | "
-             "by rounds | chosen |", "|---|--:|--:|--:|--:|--:|--:|--:|---|"]
+def _medium(result: dict[str, Any]) -> list[str]:
+    """A line for each float32 model under "medium", beside the engine that rounds by itself."""
+    lines = ["| model | batch | tilewise ms | error | OpenVINO's default ms | error | of OpenVINO "
+             "| by rounds | images | ms with float32, bfloat16 images | \"high\" ms "
+             "| \"highest\" ms |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|--:|"]
     for row in result["rows"]:
-        times, errors = row["times"], row["errors"]
-        both = [f"{_ms(times[name])} | {errors[name]:.1e}"
-                for name in ("float32 images", "bfloat16 images")]
-        lines.append(f"| {row['model']} | {row['batch']} | {' | '.join(both)} | "
-                     f"{row['ratio']:.2f}x | {row['paired']:.2f}x | {row['chosen']} |")
+        times, errors, best = row["times"], row["errors"], row["best"]
+        both = ", ".join(_ms(times[f"{kind} images"]) for kind in ("float32", "bfloat16"))
+        lines.append(f"| {row['model']} | {row['batch']} | **{_ms(times['tilewise'])}** | "
+                     f"{errors['tilewise']:.1e} | {_ms(times[best])} | {errors[best]:.1e} | "
+                     f"**{row['ratio']:.2f}x** | {row['paired']:.2f}x | {row['chosen']} | {both} | "
+                     f"{_ms(times['high'])} | {_ms(times['highest'])} |")
+    return [*lines, "", _means(result["rows"])]
+
+
+def _means(rows: list[dict[str, Any]]) -> str:
+    """Geometric means of what the rows say."""
+    of, paired, high, in_turn = (statistics.geometric_mean(row[key] for row in rows)
+                                 for key in ("ratio", "paired", "high", "high_paired"))
+    return (f"In the geometric mean {of:.2f}x OpenVINO's default, {paired:.2f}x by rounds; "
+            f"\"high\" is {high:.2f}x \"highest\", {in_turn:.2f}x by rounds.")
+
+
+def _vdpbf16ps(result: dict[str, Any]) -> list[str]:
+    """A line for each layer."""
+    who = ("float32", "float32 images", "bfloat16 images", "torch bfloat16")
+    lines = ["| layer | float32, us | bfloat16 products, float32 images | with bfloat16 images | "
+             "torch, bfloat16 | of float32 |", "|---|--:|--:|--:|--:|--:|"]
+    for row in result["rows"]:
+        times = " | ".join(_format(row["seconds"][name], 1e6, ".0f") for name in who)
+        lines.append(f"| {row['layer']} | {times} | {row['ratio']:.2f}x |")
     return lines
 
 
@@ -510,7 +532,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "images-equal": _images_equal, "images-large": _images_large, "gpu-audit": _gpu_audit,
     "zoo-equal": _zoo_equal, "zoo": _zoo, "compatibility": _compatibility,
     "arm": _arm, "arm-debian": _arm_debian, "bfloat16": _bfloat16,
-    "bfloat16-images": _bfloat16_images,
+    "medium": _medium, "vdpbf16ps": _vdpbf16ps,
     "checked-faults": _checked_faults, "faults": _faults, "claims": _claims, "deep": _deep,
     "training-seeds": _training_seeds, "training-blocks": _training_blocks,
     "training-steps": _training_steps}

@@ -22,6 +22,7 @@ import tilewise
 from tilewise.algorithms import ALGORITHMS
 from tilewise.core import Epilogue, Problem, Target
 from tilewise.core.isa import EMULATED, emulable
+from tilewise.kernels.cpu.conv import geometry
 from tilewise.kernels.cpu.matrix import direct
 from tilewise.planner import Planner
 from tilewise.planner.planner import inner_problem
@@ -55,6 +56,28 @@ def run_random(row: str) -> dict[str, Any]:
     return {"ran": ran, "failures": failures}
 
 
+def run_pixels(row: str) -> dict[str, Any]:
+    """Filters of one tap over whole steps of channels, which are multiplied where they lie; slices
+    of channels, which are packed."""
+    target, rng = Target.host(row, harness.THREADS), random.Random(f"pixels on {row}")
+    kinds, failures = {True: 0, False: 0}, []
+    for number in range(max(COUNT, 8)):
+        c, taps = rng.choice((32, 64, 96)), rng.choice((1, 3)) if number % 2 else 1
+        end = Epilogue(bias=number % 4 < 2, residual=number % 3 == 0, activation="relu")
+        p = Problem(rng.randint(1, 3), c, rng.choice((1, 2, 7)), rng.randint(1, 30),
+                    rng.randint(1, 80), taps, taps, padding=(taps // 2,) * 4, dtype="bf16",
+                    epilogue=end, pitch=c + rng.choice((1, 8, 40)) if number % 2 else 0)
+        s = (ONE.default(p, target) if number % 3
+             else harness.random_schedule(ONE, p, target, rng))
+        kinds[ONE._geometry(p, target, s).in_place] += 1
+        print(harness.describe(ONE, p, target, s))
+        try:
+            harness.check(ONE, p, target, s, number)
+        except Mismatch as mismatch:
+            failures.append(str(mismatch))
+    return {"in place": kinds[True], "packed": kinds[False], "failures": failures}
+
+
 @pytest.fixture(scope="module")
 def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
     with jobs_of(request) as found:
@@ -67,6 +90,14 @@ def test_random_problems(jobs: Jobs, row: str) -> None:
     result = jobs.result("run_random", row)
     assert result["failures"] == []
     assert result["ran"] == COUNT
+
+
+@pytest.mark.parametrize("row", ROWS)
+@runs("run_pixels")
+def test_pixels_where_they_lie_and_slices(jobs: Jobs, row: str) -> None:
+    result = jobs.result("run_pixels", row)
+    assert result["failures"] == []
+    assert min(result["in place"], result["packed"]) >= 4
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -138,8 +169,24 @@ def check(mutation: Mutation) -> None:
 
 
 PADDED = "n2c5h9w19k21r3s3p1_bf16_forward+bias+residual+relu"
+PIXELS = "n1c32h1w47k21r1s1_bf16_forward+bias"  # no whole number of multiplies
+SINGLE = "n1c32h1w1k21r1s1_bf16_forward+bias"  # fewer pixels than a multiply takes
+SLICE = "n1c32h3w7k21r1s1_bf16_forward_of40"
 FEW = "n2c3h9w19k21r3s3u1x2p1_bf16_forward"  # rows of taps are copied first
+LAST = {"tile_w": 5, "block_rows": 64}
+
+
+def later(a: Any, sums: Any, latest: Any = None, make: Any = direct.Operand) -> Any:
+    return make(a, sums, None if latest is None else latest + 1)
+
+
 MUTATIONS = {
+    "the last group of pixels begins one too late": Mutation(
+        replaced(direct, "Operand", later), ONE.name, PIXELS, LAST),
+    "few pixels are not copied": Mutation(
+        replaced(direct, "emit_copy", lambda *_: None), ONE.name, SINGLE),
+    "pixels of a slice lie side by side": Mutation(replaced(
+        geometry.Sizes, "x_pixel", 32), ONE.name, SLICE),
     "channels beyond the last are read": Mutation(
         mutations.whole_vectors("load"), ONE.name, PADDED),
     "results are stored beyond the last": Mutation(

@@ -112,6 +112,32 @@ def test_casts_are_at_the_ends_only() -> None:
     assert casts.count(widened) == 2  # of y, and of what the last convolution reads
 
 
+def test_what_nobody_looks_at_is_not_cast() -> None:
+    """Pieces that are counted only, as `a, b = x.chunk(2, 1)` counts them."""
+    class Halves(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = (torch.nn.Conv2d(c, 32, 3, padding=1) for c in (3, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = torch.relu(self.first(x)).chunk(2, 1)
+            return torch.relu(self.last(a + b))
+
+    fast = tilewise.optimize(Halves().eval())
+    called(fast, torch.randn(1, 3, 16, 16), 1)
+    (graph,) = stored_of(fast)
+    assert [node.target for node in graph.graph.nodes].count(widened) == 1  # the result
+
+
+def test_a_cast_is_no_step_of_torchs() -> None:
+    fast, x = tilewise.optimize(made()), torch.randn(1, 3, 16, 16)
+    called(fast, x)
+    with torch.inference_mode(), storing(True):
+        lines = [line for line in tilewise.profile(fast, x).lines if line.step.endswith("ed")]
+    casts = [line.by for line in lines if line.step in ("narrowed", "widened")]
+    assert casts == ["tilewise"] * 3
+
+
 @pytest.mark.parametrize("setting, max_error, is_stored", [
     ("highest", None, False), ("high", None, False), ("medium", None, True),
     ("medium", 3e-3, False), ("highest", 2e-2, True)])

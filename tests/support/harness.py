@@ -19,7 +19,7 @@ from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.cpu_few_rows import CpuFewRows
 from tilewise.bench import drawn
 from tilewise.bench.drawn import STEPS, more_filters, quickest, random_problem
-from tilewise.bench.guarded import launch_guarded
+from tilewise.bench.guarded import among, launch_guarded
 from tilewise.bench.judged import (
     STORED,
     Mismatch,
@@ -93,8 +93,8 @@ def run(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands, p
 def run_masked(algorithm: Algorithm, p: Problem, t: Target, s: Schedule, o: Operands,
                prepared: Any, side: str = "end") -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output and, where the problem asks for one, its mask."""
-    given = {"x": laid_out(o.x, p), "weight": prepared.flatten(), "bias": o.bias,
-             "residual": laid_out(o.residual, p)}
+    given = {"x": among(laid_out(o.x, p), p.c, p.pitch), "weight": prepared.flatten(),
+             "bias": o.bias, "residual": laid_out(o.residual, p)}
     made = {"y": math.prod(p.result_shape), "scratch": -(-algorithm.workspace(p, t, s) // 4)}
     if p.epilogue.mask:
         made["mask"] = math.prod(masks.shape(p, t))

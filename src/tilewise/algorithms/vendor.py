@@ -18,9 +18,9 @@ from .common import HALVES, no_grid, no_pitch
 # writing it: with huge pages
 FRESH, CLEARED = 8 << 20, 0.25
 WIDENING = 1.6  # times as long a byte as float32, where torch has to widen 16 bits
-# times its float32 that torch reaches with bfloat16: without groups, and with some. On a unit that
-# is apart it has 1.3 to 2.7, which a step of its own between ours costs again; others: assumed
-ON_UNIT = {"apart": (1.3, 1.7), "vectors": (1.3, 1.6)}
+# times its float32 that torch reaches with bfloat16 on a unit, of groups, which we have no kernel
+# for; of others it has 1.3 to 2.7 times, which a step of its own between ours costs again
+GROUPED = 1.7
 FEW = 3  # rows up to which torch multiplies without packing the weight
 
 
@@ -240,12 +240,8 @@ def _turned(p: Problem, t: Target) -> float:
 
 def _efficiency(p: Problem, t: Target) -> float:
     """Share of the multiply-add limit that torch was seen to reach (benchmarks/planner.py)."""
-    if p.dtype == "bf16" and t.row.reads_bf16:
-        apart = t.row.matrix is not None and t.row.matrix.apart
-        dense, grouped = ON_UNIT["apart" if apart else "vectors"]
-        depthwise = p.group_c == 1 and p.groups > 1
-        plain = _efficiency(p.with_(dtype="f32"), t)
-        return plain * (1.0 if depthwise else dense if p.groups == 1 else grouped)
+    if p.dtype == "bf16" and t.row.reads_bf16 and p.groups > 1:
+        return (1.0 if p.group_c == 1 else GROUPED) * _efficiency(p.with_(dtype="f32"), t)
     if p.dtype != "f32" or t.device == "cuda":
         return 0.05 if p.dtype in HALVES else 0.1  # it widens them, value by value
     if p.group_c == 1 and p.groups > 1 and p.group_k > 1:
