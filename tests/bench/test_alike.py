@@ -44,7 +44,8 @@ def test_all_have_one_code_and_differ(algorithm: Any) -> None:
 def test_sizes_batches_threads_padding_types_and_views_are_drawn() -> None:
     found = [case for seed in range(30) for case in drawn(DIRECT, f"{seed}", 10)]
     assert {case.t.threads for case in found} == {1, 2, 3, 4}
-    assert {case.inner.dtype for case in found} == {"f32", "bf16", "f16"}
+    able = {dtype for dtype in NATIVE if widens(HERE.row, dtype)}
+    assert {case.inner.dtype for case in found} == {"f32", *able}
     assert any(case.inner.pitch for case in found)
     assert any(case.inner.grid for case in found)
     one = next(some for seed in "klmn" if len(some := drawn(DIRECT, seed)) > 20

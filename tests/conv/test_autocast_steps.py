@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import tilewise
 from tilewise.conv.linear import linear
 from tilewise.model.captured import all_captured
-from tilewise.runtime.types import element_of
+from tilewise.runtime.types import element_of, is_on_unit
 
 TYPES = [t for t in (torch.bfloat16, torch.float16) if element_of(t)]
 types = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -70,7 +70,7 @@ def test_they_run_by_our_kernels(name: str) -> None:
     x, weight, bias = draw(*shape), draw(*filters) / 16, draw(k)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         plans = ran(lambda: mine(x, weight, bias))
-    assert plans
+    assert bool(plans) != (len(shape) == 5 and is_on_unit(torch.bfloat16))  # volumes are torch's
     assert all(plan.algorithm.startswith("cpu_") for plan in plans)
 
 

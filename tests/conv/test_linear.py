@@ -254,14 +254,14 @@ def test_complaints_are_torch_s() -> None:
 
 
 @needs_amx
-def test_optimize_finds_the_large_ones() -> None:
+def test_optimize_finds_all_of_them() -> None:
     model, fast, x = optimised()
     with torch.no_grad():
         fast(x)
     found = [step for captured in all_captured(fast) for (capture,) in captured.captures.values()
              for step in capture.steps.values() if isinstance(step, Linear)]
-    assert [str(module.activation) for module in found] == ["relu"]
-    assert not is_worth(model.second)
+    assert [str(module.activation) for module in found] == ["relu", "None"]
+    assert not is_worth(model.second)  # which torch runs
     assert fast.state_dict().keys() == model.state_dict().keys()
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(x.double())

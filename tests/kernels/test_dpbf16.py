@@ -33,7 +33,7 @@ EVERY = sample(1, 12)  # of the faults that are noticed on AMX
 def test_in_vectors_of_floats_it_is_avx512() -> None:
     plain = ISA["avx512"]
     assert replace(ROW, name=plain.name, needs=plain.needs, features=plain.features,
-                   matrix=None) == plain
+                   matrix=None, slow_on=()) == plain
 
 
 # the code

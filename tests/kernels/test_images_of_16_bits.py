@@ -42,12 +42,18 @@ def jobs(request: pytest.FixtureRequest) -> Any:
         yield found
 
 
+def kinds_of(t: Target) -> list[tuple[str, str]]:
+    """Kernels and types of a row; weights' gradients are torch's where it has a unit for them."""
+    return [(name, dtype) for name in KERNELS for dtype in HALVES if widens(t.row, dtype)
+            and not (name in GRADIENTS and dtype == "bf16" and t.row.reads_bf16)]
+
+
 def run_halves(row: str) -> dict[str, Any]:
     """Random problems of both types for every kernel, in turns."""
     target, rng = Target.host(row, harness.THREADS), random.Random(f"halves on {row}")
     ran: Counter[str] = Counter()
     failures: list[str] = []
-    kinds = [(name, dtype) for name in KERNELS for dtype in HALVES if widens(target.row, dtype)]
+    kinds = kinds_of(target)
     while min((ran[f"{name} {dtype}"] for name, dtype in kinds), default=0) < COUNT:
         p = harness.more_filters(harness.random_problem(rng, 4e5))
         name, dtype = min(kinds, key=lambda kind: ran[" ".join(kind)] + rng.random())
@@ -73,9 +79,10 @@ def run_halves(row: str) -> dict[str, Any]:
 def test_random_problems_are_within_the_declared_bound(row: str, jobs: Jobs) -> None:
     found = jobs.result("run_halves", row)
     assert not found["failures"], "\n".join(found["failures"])
-    assert found["ran"]
+    kinds = kinds_of(Target.host(row, 2))
+    assert len(kinds) >= 4
+    assert set(found["ran"]) == set(map(" ".join, kinds))
     assert min(found["ran"].values()) >= COUNT
-    assert {kind.split()[0] for kind in found["ran"]} == set(KERNELS)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -84,7 +91,8 @@ def test_layers_of_models_are_accepted(name: str, row: str) -> None:
     p = Problem.parse(MUST_ACCEPT[name])
     t = Target.host(row, 2)
     for dtype in (dtype for dtype in HALVES if widens(t.row, dtype)):
-        assert ALGORITHMS[name].reject(p.with_(dtype=dtype), t) == []
+        refused = (name, dtype) not in kinds_of(t)
+        assert bool(ALGORITHMS[name].reject(p.with_(dtype=dtype), t)) == refused
 
 
 @pytest.mark.parametrize("name", KERNELS)

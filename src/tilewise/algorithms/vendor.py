@@ -12,15 +12,16 @@ from ..core.gpu import GPUS
 from ..core.problem import DIRECTIONS, Problem
 from ..core.schedule import Schedule
 from ..core.target import Target
+from ..kernels.matrix import DEPTH, joins_taps
 from .common import HALVES, no_grid, no_pitch
 
 # bytes from which a result is memory that the system clears first, and how long that takes beside
 # writing it: with huge pages
 FRESH, CLEARED = 8 << 20, 0.25
 WIDENING = 1.6  # times as long a byte as float32, where torch has to widen 16 bits
-# times its float32 that torch reaches with bfloat16 on a unit, of groups, which we have no kernel
-# for; of others it has 1.3 to 2.7 times, which a step of its own between ours costs again
-GROUPED = 1.7
+# times its float32 that torch reaches with bfloat16 on a unit, in layers that our kernel for it is
+# not made for; in others a step of torch's between ours costs what it gains
+GROUPED, DENSE = 1.7, 2.7
 FEW = 3  # rows up to which torch multiplies without packing the weight
 
 
@@ -240,8 +241,9 @@ def _turned(p: Problem, t: Target) -> float:
 
 def _efficiency(p: Problem, t: Target) -> float:
     """Share of the multiply-add limit that torch was seen to reach (benchmarks/planner.py)."""
-    if p.dtype == "bf16" and t.row.reads_bf16 and p.groups > 1:
-        return (1.0 if p.group_c == 1 else GROUPED) * _efficiency(p.with_(dtype="f32"), t)
+    if p.dtype == "bf16" and t.row.reads_bf16 and not _is_for_unit(p):
+        times = 1.0 if p.group_c == 1 and p.groups > 1 else GROUPED if p.groups > 1 else DENSE
+        return times * _efficiency(p.with_(dtype="f32"), t)
     if p.dtype != "f32" or t.device == "cuda":
         return 0.05 if p.dtype in HALVES else 0.1  # it widens them, value by value
     if p.group_c == 1 and p.groups > 1 and p.group_k > 1:
@@ -256,6 +258,12 @@ def _efficiency(p: Problem, t: Target) -> float:
     if p.groups > 1:
         return 0.6 * full
     return (0.6 if reads < t.lanes else 0.82) * full * _share(p)
+
+
+def _is_for_unit(p: Problem) -> bool:
+    """Whether our kernel fills at least half of the unit's depth."""
+    return p.groups == 1 and p.direction != "backward_weight" and (
+        2 * _channels(p)[0] >= DEPTH or joins_taps(p))
 
 
 def _channels(p: Problem) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from ..kernels.cpu import memory
 from ..runtime.executable import Executable
 from ..runtime.images import channels_last
 from ..runtime.turning import laid_out
-from ..runtime.types import element_of
+from ..runtime.types import element_of, is_on_unit
 from ..runtime.weights import as_floats, prepared_taps
 from .calls import Call
 from .devices import target_of
@@ -182,8 +182,9 @@ class _Taps:
 
 
 def is_ours(x: Tensor) -> bool:
-    """Whether volumes of the type can be run slice by slice."""
-    return x.is_cpu and x.dtype != torch.float64 and element_of(x.dtype) is not None
+    """Whether volumes of the type can be run slice by slice, which is done in float32."""
+    return (x.is_cpu and x.dtype != torch.float64 and element_of(x.dtype) is not None
+            and not is_on_unit(x.dtype))
 
 
 def widened(call: Call) -> Call:

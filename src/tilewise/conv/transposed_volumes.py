@@ -16,13 +16,12 @@ from ..core.grid import Grid
 from ..core.problem import Epilogue, Problem
 from ..core.target import Target
 from ..kernels import precision
-from ..runtime.types import element_of
 from ..runtime.weights import as_floats
 from .again import form
 from .calls import KERNEL, Call, check_tensors, gate, is_channels_last
 from .devices import target_of
 from .running import ENGINE
-from .slices import Spread, Volume, by_taps, planes
+from .slices import Spread, Volume, by_taps, is_ours, planes
 from .transposed import Transposed, by_torch, call_of, cast_call, check, is_gradient, result_shape
 
 # of torch's estimate that ours may take: that is for images, and torch is slower with volumes
@@ -62,7 +61,7 @@ def conv_transpose3d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
 
 def _run(call: Transposed) -> Tensor:
     x = call.x
-    if len(x) == 0 or not x.is_cpu or element_of(x.dtype) is None:
+    if len(x) == 0 or not is_ours(x):
         return by_torch(call)
     check(call)
     volume = volume_of(call)

@@ -42,6 +42,7 @@ class Found:
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
         self.plans: list[Plan] = []
+        self.blocks = 0  # that were met
         self.is_all = False  # whether the graph was run to its end
 
     def ask(self, plan: Plan) -> None:
@@ -123,6 +124,7 @@ def _as_stored(block: Block, x: Tensor, tensor: Tensor | None) -> Tensor | None:
 def _of_block(block: Block, found: Found, x: Tensor, residual: Tensor | None,
               slope: Tensor | None) -> Tensor:
     conv, norm = block._parts
+    found.blocks += 1
     options = options_of(conv.stride, block.padding, conv.dilation, conv.groups, block.activation,
                          block.pool, conv.weight.shape[2:])
     bias = conv.bias if norm is None else norm.running_mean
@@ -147,6 +149,7 @@ def _of_linear(layer: Linear, found: Found, x: Tensor, slope: Tensor | None) -> 
 
 
 def _of_transposed(block: TransposedBlock, found: Found, x: Tensor) -> Tensor:
+    found.blocks += 1
     x, weight, bias, *rest = block.call(x)
     norm = block._parts[1]
     bias = bias if norm is None else norm.running_mean

@@ -255,7 +255,7 @@ class Choice:
                for plan in narrow.plans):
             return False
         # what is unknown may come behind the last convolution
-        is_all = narrow.is_all or len(narrow.plans) >= stored.blocks
+        is_all = narrow.is_all or narrow.blocks == stored.blocks
         if not (_forced.get() or (is_all and self._pays(narrow.plans, casts, tensors))):
             return False
         look(stored, tensors)
@@ -263,6 +263,8 @@ class Choice:
 
     def _pays(self, narrow: list[Plan], casts: int, tensors: Sequence[Tensor]) -> bool:
         """By all convolutions, and what casts move."""
+        if not narrow:
+            return False
         wide, target = seen(self._capture, tensors).plans, narrow[0].target.on_two
         share = ON_UNIT if target.row.reads_bf16 else GAIN
         seconds = _seconds(narrow) + traffic(target, CAST * casts)

@@ -15,6 +15,13 @@ HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 @lru_cache(maxsize=16)
+def is_on_unit(dtype: torch.dtype) -> bool:
+    """Whether a unit of this machine multiplies it, for torch too: what we would compute in float32
+    is better left to torch."""
+    return dtype == torch.bfloat16 and KNOWN and ISA[Target.host().isa].reads_bf16
+
+
+@lru_cache(maxsize=16)
 def element_of(dtype: torch.dtype) -> str | None:
     """The name of a type's element, if kernels take it; what they compute is float32."""
     if not KNOWN:

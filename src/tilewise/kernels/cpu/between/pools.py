@@ -16,6 +16,7 @@ from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..emit import ELEMENTS, F32, F64, Element, Function, Index, Module, Pointer, Vector
+from ..emit.elements import MOVED
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .channels import Block, each_block
@@ -72,7 +73,8 @@ def make(p: Problem, s: Schedule, isa: Isa, kind: int, taps_h: int, taps_w: int)
     """
     m = Module(isa)
     with m.function("rows", **KINDS) as f:
-        each_window(f, partial(_pixel, f, kind, (taps_h, taps_w)), ELEMENTS[p.dtype])
+        element = (MOVED if kind == MAX else ELEMENTS)[p.dtype]
+        each_window(f, partial(_pixel, f, kind, (taps_h, taps_w)), element)
     emit_entry(m, [emit_region(m, "pool", tasks, f)])
     return m
 

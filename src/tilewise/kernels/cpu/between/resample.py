@@ -14,6 +14,7 @@ from ....core.isa import Isa
 from ....core.problem import Problem
 from ....core.schedule import Schedule
 from ..emit import ELEMENTS, Element, Function, Index, Module, Pointer, Vector
+from ..emit.elements import MOVED
 from ..emit.sizes import InCode
 from ..emit.threads import BATCH, WEIGHT, X, Y, emit_entry, emit_region
 from .channels import Block, each_block
@@ -58,7 +59,7 @@ def make(p: Problem, s: Schedule, isa: Isa, kind: int) -> Module:
     """x, images, to y, images of another size, by the table."""
     m = Module(isa)
     with m.function("rows", **KINDS) as f:
-        _rows(f, ELEMENTS[p.dtype], kind)
+        _rows(f, (MOVED if kind == NEAREST else ELEMENTS)[p.dtype], kind)
     emit_entry(m, [emit_region(m, "resample", lambda f, frame: (
         frame.load_index(BATCH) * InCode(f, None, SIZES).row_tasks), f)])
     return m
