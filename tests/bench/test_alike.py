@@ -20,6 +20,7 @@ from tilewise.bench.guarded import ARENA, Mismatch, among, extent, taken_from
 from tilewise.bench.judged import exact, operands
 from tilewise.core import Problem, Target
 from tilewise.core.epilogue import Epilogue
+from tilewise.core.isa import NATIVE, widens
 from tilewise.kernels.cpu.conv import geometry
 from tilewise.kernels.cpu.emit import launch
 
