@@ -100,8 +100,8 @@ MADE = {
         "python benchmarks/bfloat16.py mobilenet_v2 --rounds 2 --no-compile --against "
         "-o bfloat16_unit.json"),
     "bfloat16_unit_batch": Made(
-        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 yolov8n --batch 8 "
-        "--rounds 3 --budget 5 -o bfloat16_unit_batch.json",
+        "python benchmarks/bfloat16.py resnet18 mobilenet_v2 --batch 8 --rounds 3 --budget 3 "
+        "-o bfloat16_unit_batch.json",
         "python benchmarks/bfloat16.py mobilenet_v2 --batch 2 --rounds 2 --no-compile --against "
         "-o bfloat16_unit_batch.json"),
     "medium": Made(
@@ -110,8 +110,8 @@ MADE = {
         "python benchmarks/bfloat16.py mobilenet_v2 --mode medium --rounds 2 --against "
         "-o medium.json"),
     "medium_batch": Made(
-        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 yolov8n vgg16 unet "
-        "efficientnet_b0 --batch 8 --mode medium --rounds 3 --budget 6 -o medium_batch.json",
+        "python benchmarks/bfloat16.py resnet18 resnet50 mobilenet_v2 vgg16 --batch 8 "
+        "--mode medium --rounds 5 --budget 3 -o medium_batch.json",
         "python benchmarks/bfloat16.py mobilenet_v2 --mode medium --batch 2 --rounds 2 --against "
         "-o medium_batch.json"),
     "vdpbf16ps": Made("python benchmarks/vdpbf16ps.py -o vdpbf16ps.json",
