@@ -137,11 +137,13 @@ def refuse(name: str, errors: dict[str, float], ours: str) -> None:
 def errors_of(runs: dict[str, Run], model: Any, x: Tensor) -> dict[str, float]:
     """Of the third call, which is a program."""
     wanted, errors = copy.deepcopy(model).double()(x.double()), {}
+    kinds = [y.dtype for y in tensors(runs["tilewise"]())]
     for who, run in runs.items():
         run(), run()
-        # a bfloat16 model's result is one, which rounds it; an engine's is float32
-        engine = who == ROUNDING and x.dtype == torch.bfloat16
-        errors[who] = error([y.to(x.dtype) for y in tensors(run())] if engine else run(), wanted)
+        found = list(tensors(run()))
+        if who == ROUNDING:  # its results are float32; ours may be bfloat16, which rounds them
+            found = [y.to(kinds[0]) for y in found]
+        errors[who] = error(found, wanted)
     return errors
 
 
