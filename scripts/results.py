@@ -130,7 +130,8 @@ MADE = {
                            "python scripts/prove_checks.py --faults 2 -o checked_faults.json"),
     "faults": Made("python scripts/prove_faults.py -o faults.json",
                    "python scripts/prove_faults.py --kills 12 --files 45 -o faults.json"),
-    "deep": Made("tilewise selftest --deep --seeds 0:1 -o deep.json",
+    "deep": Made("tilewise selftest --deep --seeds 0:1 --part problems -o deep.json && "
+                 "tilewise selftest --deep --seeds 0:1 --row amx -o deep.json",
                  "tilewise selftest --deep --seeds 0:1 --part filters --row generic -o deep.json"),
     "torch_versions": Made("python scripts/try_torch.py -o torch_versions.json",
                            "python scripts/try_torch.py --here -o torch_versions.json"),
@@ -150,10 +151,14 @@ MADE = {
 }
 
 
-def arguments(name: str, quick: bool, into: Path) -> list[str]:
-    """The command as it is run: this interpreter's, writing where it should."""
-    words = shlex.split(MADE[name].quick if quick else MADE[name].command)
-    words = [str(into / word) if word == f"{name}.json" else word for word in words]
+def commands(name: str, quick: bool, into: Path) -> list[list[str]]:
+    """The commands as they are run: this interpreter's, writing where they should."""
+    whole = MADE[name].quick if quick else MADE[name].command
+    return [_arguments(command, name, into) for command in whole.split(" && ")]
+
+
+def _arguments(command: str, name: str, into: Path) -> list[str]:
+    words = [str(into / word) if word == f"{name}.json" else word for word in shlex.split(command)]
     first = [sys.executable, "-m", "tilewise"] if words[0] == "tilewise" else [sys.executable]
     return [*first, *words[1:]]
 
@@ -161,7 +166,8 @@ def arguments(name: str, quick: bool, into: Path) -> list[str]:
 def make(name: str, quick: bool, into: Path) -> None:
     """Measure, and note the command as readers type it."""
     into.mkdir(parents=True, exist_ok=True)
-    subprocess.run(arguments(name, quick, into), check=True, cwd=ROOT)
+    for words in commands(name, quick, into):
+        subprocess.run(words, check=True, cwd=ROOT)
     path = into / f"{name}.json"
     result = json.loads(path.read_text())
     result["command"] = MADE[name].quick if quick else MADE[name].command
