@@ -118,7 +118,7 @@ def cpu_f32_forward(p: Problem, t: Target, grid: bool = False, pitch: bool = Fal
 def cpu_f32_weight(p: Problem, t: Target, halves: bool = False) -> list[str]:
     """What every fp32 kernel for gradients of weights asks for; `halves` as above."""
     reasons = cpu_images(p, t) if halves and p.dtype in HALVES else cpu_f32(p, t)
-    if p.dtype == "bf16" and t.row.reads_bf16:
+    if p.dtype == "bf16" and t.device == "cpu" and t.row.reads_bf16:
         reasons.append(f"dtype is bf16 on {t.isa}, needs f32: torch multiplies it on the unit")
     if p.direction != "backward_weight":
         reasons.append(f"direction is {p.direction}, needs backward_weight")

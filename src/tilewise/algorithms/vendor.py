@@ -241,7 +241,7 @@ def _turned(p: Problem, t: Target) -> float:
 
 def _efficiency(p: Problem, t: Target) -> float:
     """Share of the multiply-add limit that torch was seen to reach (benchmarks/planner.py)."""
-    if p.dtype == "bf16" and t.row.reads_bf16 and not _is_for_unit(p):
+    if p.dtype == "bf16" and t.device == "cpu" and t.row.reads_bf16 and not _is_for_unit(p):
         times = 1.0 if p.group_c == 1 and p.groups > 1 else GROUPED if p.groups > 1 else DENSE
         return times * _efficiency(p.with_(dtype="f32"), t)
     if p.dtype != "f32" or t.device == "cuda":
