@@ -113,20 +113,22 @@ def test_casts_are_at_the_ends_only() -> None:
 
 
 def test_what_nobody_looks_at_is_not_cast() -> None:
-    """Pieces that are counted only, as `a, b = x.chunk(2, 1)` counts them."""
+    """Pieces that are counted only, as `list(x.chunk(2, 1))` counts them."""
     class Halves(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.last = (torch.nn.Conv2d(c, 32, 3, padding=1) for c in (3, 16))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            a, b = torch.relu(self.first(x)).chunk(2, 1)
-            return torch.relu(self.last(a + b))
+            y = list(torch.relu(self.first(x)).chunk(2, 1))
+            y.extend(torch.relu(layer(y[-1])) for layer in (self.last,))
+            return torch.relu(self.last(y[0]) + y[2][:, :16].repeat(1, 2, 1, 1))
 
     fast = tilewise.optimize(Halves().eval())
     called(fast, torch.randn(1, 3, 16, 16), 1)
     (graph,) = stored_of(fast)
-    assert [node.target for node in graph.graph.nodes].count(widened) == 1  # the result
+    casts = [node.target for node in graph.graph.nodes]
+    assert casts.count(widened) == 2  # of what torch repeats, and of the result
 
 
 def test_a_cast_is_no_step_of_torchs() -> None:
