@@ -18,6 +18,7 @@ from tilewise.kernels.cpu.conv import geometry, outer, winograd_weight
 from tilewise.kernels.cpu.emit import Function, amx, parts, tiling, unit, units
 from tilewise.kernels.cpu.emit.microkernel import LINE
 from tilewise.kernels.cpu.matrix import direct as direct_amx
+from tilewise.kernels.cpu.matrix import direct_weight as direct_weight_amx
 from tilewise.kernels.cpu.matrix import outer as outer_amx
 from tilewise.kernels.cpu.matrix import winograd as winograd_amx
 from tilewise.kernels.cpu.prepare import direct_matrix as direct_prepare
@@ -34,6 +35,7 @@ MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
 SPLIT, GATHER = parts.split, direct_prepare._Vector._gather
 PAIRS, LARGEST = parts.split_pairs, direct_amx._Direct._largest
 WEIGHT = "n2c37h17w19k40r3s3p1_f32_backward_weight"  # three tiles of rows, several blocks
+ODD = "n3c83h7w7k43r1s1_f32_backward_weight"  # pixels are packed from where they lie
 BANDS = {"order": "bands", "tiles": 32, "parts": 2}
 PIXELS = {"tiles": 32}
 
@@ -190,6 +192,21 @@ MUTATIONS = {
         "cpu_winograd_weight_bf16x3", WEIGHT, BANDS),
     "tiles are not configured for items": Mutation(
         replaced(outer_amx.OuterOnTiles, "tiles", False), "cpu_direct_weight_bf16", WEIGHT, PIXELS),
+    "a pixel stands for its neighbour": Mutation(
+        replaced(direct_weight_amx, "split_pairs",
+                 lambda f, low, high, count: PAIRS(f, low, low, count)),
+        "cpu_direct_weight_bf16", ODD, PIXELS),
+    "channels of a pixel are loaded whole": Mutation(
+        replaced(direct_weight_amx, "_some", lambda f, at, lanes: at.load()),
+        "cpu_direct_weight_bf16", ODD, PIXELS),
+    "packed pixels are not turned": Mutation(
+        replaced(outer_amx, "transpose", lambda f, rows: rows), "cpu_direct_weight_bf16", ODD,
+        PIXELS),
+    "the next pixels forget the sums": Mutation(
+        always(outer_amx, fresh=True), "cpu_direct_weight_bf16", ODD, PIXELS),
+    "panels of pixels are too small": Mutation(
+        changed(outer_amx.TileGeometry, "worker_floats", lambda floats: floats - 16),
+        "cpu_direct_weight_bf16", ODD, PIXELS),
     "tiles are not configured": Mutation(
         replaced(amx.Tiles, "configure", staticmethod(lambda f: None)), "cpu_direct_bf16", PADDED),
 }

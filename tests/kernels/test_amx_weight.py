@@ -33,6 +33,9 @@ BLOCKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("cpu_direct_weight_bf16x3", {"parts": 1, "tiles": 256, "vectors": 1}),
     ("cpu_direct_weight_bf16", {"parts": 2, "tiles": 96}))
 PROBLEM = Problem.parse("n3c80h19w21k43r3s3p1_f32_backward_weight")
+PIXELS = Problem.parse("n3c83h7w7k43r1s1_f32_backward_weight")  # odd in every part and block
+RUNS = [*((PROBLEM, *block) for block in BLOCKS),
+        *((PIXELS, *block) for block in BLOCKS if block[0].startswith("cpu_direct"))]
 DEEP = "n8c512h28w28k512r3s3p1_f32_backward_weight"
 STRIDED = "n16c256h28w28k256r3s3u2p1_f32_backward_weight"
 
@@ -78,20 +81,19 @@ def run_random(products: int, row: str = "amx", least: int = LEAST,
 def run_blocks(row: str = "amx") -> dict[str, Any]:
     """Every order, and whether one gives the same bits in every run and on any threads."""
     target, failures = Target.host(row, harness.THREADS), []
-    o = harness.operands(PROBLEM, "floats", seed=1)
-    for name, tunables in BLOCKS:
-        a = ON_MATRIX[name]
-        s = a.default(PROBLEM, target).with_(**tunables)
-        assert s in a.space(PROBLEM, target), s
+    for p, name, tunables in RUNS:
+        a, o = ON_MATRIX[name], harness.operands(p, "floats", seed=1)
+        s = a.default(p, target).with_(**tunables)
+        assert s in a.space(p, target), s
         try:
-            harness.check(a, PROBLEM, target, s)
+            harness.check(a, p, target, s)
         except Mismatch as mismatch:
             failures.append(str(mismatch))
-        prepared = harness.prepare(a, PROBLEM, target, s, o.weight)
-        first, *others = [harness.run(a, PROBLEM, target.with_(threads=threads), s, o, prepared)
+        prepared = harness.prepare(a, p, target, s, o.weight)
+        first, *others = [harness.run(a, p, target.with_(threads=threads), s, o, prepared)
                           for threads in (1, 2, 2)]
-        failures += [f"other bits: {name} {s}" for y in others if not torch.equal(first, y)]
-    return {"ran": len(BLOCKS), "failures": failures}
+        failures += [f"other bits: {name} {p} {s}" for y in others if not torch.equal(first, y)]
+    return {"ran": len(RUNS), "failures": failures}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,7 @@ def test_random_gradients_stay_within_the_declared_error(outcomes: Any, products
 @needs_amx
 @pytest.mark.slow
 def test_every_order_is_right_and_repeats_itself(outcomes: Any) -> None:
-    assert outcomes[0] == {"ran": len(BLOCKS), "failures": []}
+    assert outcomes[0] == {"ran": len(RUNS), "failures": []}
 
 
 def test_parts_need_no_room_for_threads_without_one() -> None:

@@ -54,6 +54,9 @@ FILTERS = {"order": "filters", "tile_h": 2, "tile_w": 2, "k_parts": 1}
 WEIGHT = "n2c5h9w19k21r3s3p1_f32_backward_weight"
 SQUARES = {"order": "squares", "parts": 1, "tiles": 7, "blocks": 16}
 DEPTHWISE_WEIGHT = "n2c21h9w19k21r3s3p1g21_f32_backward_weight"
+GROUPS_WEIGHT = "n2c40h9w19k40r3s3p1g20_f32_backward_weight"  # several groups share a vector
+WIDE_GROUPS = "n2c42h9w19k42r3s3p1g2_f32_backward_weight"  # a group has more than one
+GRADIENTS = depthwise_weight._Gradient._gradients
 
 
 def without_sums(*args: Any, sums: Any, **options: Any) -> Any:
@@ -103,6 +106,12 @@ def activation_first(f: Any, value: Any, p: Any, *operands: Any) -> Any:
 
 def short_copy(f: Any, to: Pointer, source: Pointer, count: Any) -> None:
     emit_copy(f, to, source, count - 1)
+
+
+def later_gradients(self: Any, *args: Any) -> Any:
+    """Of each filter those of the next."""
+    first, *others = GRADIENTS(self, *args)
+    return [*others, first]
 
 
 def long_copy(f: Any, to: Pointer, source: Pointer, count: Any) -> None:
@@ -301,6 +310,24 @@ MUTATIONS = {
     "a tap misses its first column": Mutation(
         changed(depthwise_weight.Geometry, "columns", lambda ends: (ends[0] + 1, ends[1])),
         "cpu_depthwise_weight", DEPTHWISE_WEIGHT),
+    "a tap sees a row too many": Mutation(
+        changed(depthwise_weight.Geometry, "lines", lambda ends: (ends[0], ends[1] + 1)),
+        "cpu_depthwise_weight", GROUPS_WEIGHT),
+    "channels meet the gradients of the next filter": Mutation(
+        replaced(depthwise_weight._Gradient, "_gradients", later_gradients),
+        "cpu_depthwise_weight", GROUPS_WEIGHT),
+    "gradients are spread over the wrong filters": Mutation(
+        replaced(depthwise_weight._Gradient, "_gradients", later_gradients),
+        "cpu_depthwise_weight", WIDE_GROUPS),
+    "a group begins a channel late": Mutation(
+        changed(depthwise_weight.Geometry, "group_places", lambda size: size + 1),
+        "cpu_depthwise_weight", WIDE_GROUPS),
+    "the last filters of a group are left out": Mutation(
+        changed(depthwise_weight.Geometry, "rows", lambda rows: rows[:1]),
+        "cpu_depthwise_weight", WIDE_GROUPS, {"rows": 4}),
+    "sums of a part are a float short": Mutation(
+        changed(depthwise_weight.Geometry, "part_floats", lambda floats: floats - 16),
+        "cpu_depthwise_weight", WIDE_GROUPS),
     "a gradient goes to the last of equals": Mutation(
         everywhere("passes", last_of_equals), "cpu_winograd", MASKED, judge=check_masks),
     "flags are exchanged": Mutation(

@@ -88,19 +88,7 @@ def _in_lanes(p: Problem, lanes: int) -> list[str]:
         reasons.append(f"groups is {p.groups} for {p.c} input and {p.k} output channels, needs "
                        f"several, each with outputs that divide {lanes} and inputs that divide "
                        "its outputs")
-    return reasons + _small_filter(p, p.group_c)
-
-
-def is_depthwise(p: Problem) -> list[str]:
-    """One filter a channel."""
-    reasons = []
-    if p.groups != p.c or p.k != p.c:
-        reasons.append(f"groups is {p.groups} for {p.c} input and {p.k} output channels, "
-                       "needs a group a channel, and as many outputs")
-    return reasons + _small_filter(p)
-
-
-def _small_filter(p: Problem, channels: int = 1) -> list[str]:
-    """Taps are unrolled."""
-    most = MOST // channels
-    return [f"filter is {p.r}x{p.s}, needs at most {most} taps"] if p.r * p.s > most else []
+    most = MOST // p.group_c  # taps are unrolled
+    if p.r * p.s > most:
+        reasons.append(f"filter is {p.r}x{p.s}, needs at most {most} taps")
+    return reasons

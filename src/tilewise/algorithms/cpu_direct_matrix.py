@@ -32,6 +32,7 @@ class CpuDirectMatrix(MatrixAlgorithm):
     name = "cpu_direct"
     version = 3
     units = ("amx", "bfmmla", "dpbf16")
+    by_strides = True
     fuses = CpuAlgorithm.fuses | {"pool2"}
 
     def kernel(self) -> Any:
@@ -76,6 +77,16 @@ class CpuDirectMatrix(MatrixAlgorithm):
         from ..kernels.cpu.prepare import direct_matrix
 
         return direct_matrix.prepare(*self.weight_of(p, s), t, weight, self.products)
+
+    def prepared_floats(self, p: Problem, t: Target, s: Schedule) -> int:
+        from ..kernels.cpu.prepare import direct_matrix
+
+        return direct_matrix.floats(*self.weight_of(p, s), t, self.products)
+
+    def prepare_into(self, p: Problem, t: Target, s: Schedule, weight: Any, whole: Any) -> None:
+        from ..kernels.cpu.prepare import direct_matrix
+
+        direct_matrix.prepare_into(*self.weight_of(p, s), t, weight, whole, self.products)
 
     def weight_of(self, p: Problem, s: Any) -> tuple[Problem, Schedule]:
         return p.weight, Schedule(vectors=s.vectors)

@@ -22,7 +22,7 @@ class CpuDirectWeightMatrix(MatrixAlgorithm):
     """As the vector algorithm; chunks of pixels are packed as parts."""
 
     name = "cpu_direct_weight"
-    version = 1
+    version = 2
     directions = frozenset({"backward_weight"})
     fuses = frozenset()
 

@@ -51,6 +51,7 @@ class CpuWinogradMatrix(MatrixAlgorithm):
     fuses = CpuWinograd.fuses
     exact_on_integers = False
     spreads = True
+    by_strides = True
 
     def kernel(self) -> Any:
         from ..kernels.cpu.matrix import winograd
@@ -80,9 +81,19 @@ class CpuWinogradMatrix(MatrixAlgorithm):
         return shared(p, t, s, _likely, self.cost)
 
     def prepare(self, p: Problem, t: Target, s: Schedule, weight: Any) -> Any:
-        from ..kernels.cpu.prepare import winograd_amx as winograd_prepare_amx
+        from ..kernels.cpu.prepare import winograd_amx
 
-        return winograd_prepare_amx.prepare(*self.weight_of(p, s), t, weight, self.products)
+        return winograd_amx.prepare(*self.weight_of(p, s), t, weight, self.products)
+
+    def prepared_floats(self, p: Problem, t: Target, s: Schedule) -> int:
+        from ..kernels.cpu.prepare import winograd_amx
+
+        return winograd_amx.floats(*self.weight_of(p, s), t, self.products)
+
+    def prepare_into(self, p: Problem, t: Target, s: Schedule, weight: Any, whole: Any) -> None:
+        from ..kernels.cpu.prepare import winograd_amx
+
+        winograd_amx.prepare_into(*self.weight_of(p, s), t, weight, whole, self.products)
 
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
         from ..kernels.cpu.prepare import winograd, winograd_amx

@@ -256,7 +256,7 @@ def _efficiency(p: Problem, t: Target) -> float:
     if reads < 4:
         return min(0.65, 0.0185 * reads * p.r * p.s) * full
     if p.groups > 1:
-        return 0.6 * full
+        return (0.45 if p.direction == "backward_weight" else 0.6) * full
     return (0.6 if reads < t.lanes else 0.82) * full * _share(p)
 
 

@@ -13,11 +13,12 @@ import torch
 from ....core.isa import Isa
 from ....core.places import address
 from ....core.problem import Problem
+from ....core.remembered import Remembered
 from ....core.schedule import Schedule
 from ....core.target import Target
 from .. import memory
 from ..emit import Function, Index, Module, Pointer, Vector
-from ..emit.launch import launcher
+from ..emit.launch import Launch, launcher
 from ..emit.parts import split_pairs
 from ..emit.threads import WEIGHT, X, Y, emit_entry, emit_region
 from ..matrix.direct_geometry import Geometry
@@ -116,12 +117,31 @@ def _zipped(vectors: Sequence[Vector]) -> list[Vector]:
             for start in (0, first.lanes)]
 
 
-def prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
-            products: int) -> torch.Tensor:
-    """Panels of a weight (K, C, R, S), in pool memory; `s` has no more than they depend on."""
-    assert t.row.matrix is not None
-    panels = memory.empty(Geometry(p, s, t.lanes, products, t.row.matrix).weight_floats)
-    strides = torch.tensor(weight.stride())
-    launch = launcher(make, p, s, t.row, products)
-    launch(address(strides), address(weight), 0, 0, address(panels), 0, 1, t.threads)
+def prepare(p: Problem, s: Schedule, t: Target, weight: Any, products: int) -> torch.Tensor:
+    """Panels of a weight (K, C, R, S), or of what has its address and strides, in pool memory."""
+    panels = memory.empty(floats(p, s, t, products))
+    prepare_into(p, s, t, weight, panels, products)
     return panels
+
+
+def floats(p: Problem, s: Schedule, t: Target, products: int) -> int:
+    """Of all panels."""
+    return RUNS[p, s, t.row, products][1]
+
+
+def prepare_into(p: Problem, s: Schedule, t: Target, weight: Any, panels: torch.Tensor,
+                 products: int) -> None:
+    """`s` has no more than the panels depend on."""
+    launch, _ = RUNS[p, s, t.row, products]
+    strides = torch.tensor(weight.stride())
+    launch(address(strides), address(weight), 0, 0, address(panels), 0, 1, t.threads)
+
+
+def _run(p: Problem, s: Schedule, isa: Isa, products: int) -> tuple[Launch, int]:
+    """The function, and how many floats it writes."""
+    assert isa.matrix is not None
+    g = Geometry(p, s, isa.lanes, products, isa.matrix)
+    return launcher(make, p, s, isa, products), g.weight_floats
+
+
+RUNS = Remembered(_run)  # a weight that learns is prepared in every step

@@ -57,3 +57,11 @@ def prepare(p: Problem, s: Schedule, t: Target, weight: Any,
             products: int) -> Any:
     """U of a weight (K, C, R, S), in pool memory."""
     return winograd.run(make, Geometry, p, t, s, weight, products)
+
+
+def floats(p: Problem, s: Schedule, t: Target, products: int) -> int:
+    return winograd.floats(make, Geometry, p, t, s, products)
+
+
+def prepare_into(p: Problem, s: Schedule, t: Target, weight: Any, u: Any, products: int) -> None:
+    winograd.run_into(make, Geometry, p, t, s, weight, u, products)
