@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv import batch_norm, excitation, gradients, operators
+from tilewise.conv import batch_norm, excitation, gradients, learned, operators
 from tilewise.runtime import masks, weights
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -70,7 +70,7 @@ FAULTS: dict[str, tuple[int, Any, str, Callable[[], Any]]] = {
         bias=lambda g: g * 1.01)),
     "residual of another channel": (NORMED, batch_norm.kernels, "backward",
                                     lambda: changed_backward(residual=shifted)),
-    "statistics that stay": (NORMED, batch_norm, "_follow", lambda: lambda *_: None),
+    "statistics that stay": (NORMED, learned, "follow", lambda: lambda *_: None),
     "second gradients of silu": (EXCITED, batch_norm.SMOOTH, "silu", lambda: (
         lambda grad, y: grad * y.sigmoid())),
     "a scale's gradient": (EXCITED, excitation.kernels, "backward", lambda: once_more(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tilewise
-from tilewise.conv import batch_norm
+from tilewise.conv import batch_norm, learned
 from tilewise.kernels.cpu import memory
 from tilewise.model.nn import Block
 
@@ -30,14 +30,20 @@ def full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call of a norm was ours."""
+    """Whether each call of a norm was ours, with its convolution or alone."""
     found: list[bool] = []
+
+    def trained(*args: Any) -> Tensor | None:
+        y = learned.trained(*args)
+        found.extend([True] * (y is not None))
+        return y
 
     def normalised(*args: Any) -> Tensor | None:
         y = batch_norm.normalised(*args)
         found.append(y is not None)
         return y
 
+    monkeypatch.setattr("tilewise.model.nn.trained", trained)
     monkeypatch.setattr("tilewise.model.nn.normalised", normalised)
     return found
 
@@ -359,3 +365,111 @@ def test_what_hooks_saved_otherwise(residual: bool, change: Any) -> None:
             torch.autograd.grad(expected, (others[0], exact.weight, exact.bias), grad.double()),
             strict=True):
         assert apart(one, other) < 1e-5
+
+
+# a step with its convolution, whose call is remembered
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6", "silu", "hardswish", None])
+@pytest.mark.parametrize("added", [False, True])
+def test_second_gradients_of_a_block(activation: str | None, added: bool) -> None:
+    if added and activation not in (None, "relu"):
+        pytest.skip("steps of torch's")
+    mine = block(nn.BatchNorm2d(12), activation)
+    residual = images(2, 12, 7, 7, seed=4) if added else None
+
+    def penalty(run: Any, leaves: list[Tensor], *more: Any) -> tuple[Tensor, ...]:
+        y = run(*more)
+        loss = (y * images(*y.shape, seed=5).to(y.dtype)).square().sum()
+        first = torch.autograd.grad(loss, leaves, create_graph=True)
+        return torch.autograd.grad(sum(part.square().sum() for part in first), leaves)
+
+    def theirs(conv: Any, norm: Any, x: Tensor, more: Tensor | None) -> Tensor:
+        y = norm(conv(x))
+        result: Tensor = ACTIVATIONS[activation](y if more is None else y + more)
+        return result
+
+    conv, norm = (copy.deepcopy(part).double() for part in mine.parts)
+    x = images(2, 8, 7, 7).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    found = penalty(mine, [x, mine.parts[0].weight, mine.parts[1].weight], x, residual)
+    expected = penalty(theirs, [wide, conv.weight, norm.weight], conv, norm, wide,
+                       None if residual is None else residual.double())
+    for one, other in zip(found, expected, strict=True):
+        assert apart(one, other) < 1e-3
+
+
+def test_a_remembered_step_follows_its_modules(calls: list[bool]) -> None:
+    """Values, tensors, layouts, settings and modes may change between calls."""
+    mine = block(nn.BatchNorm2d(12), "relu")
+    conv, norm = mine.parts
+
+    def step(*shape: int, seed: int = 0) -> None:
+        require_same_step(mine, "relu", images(*shape, seed=seed), None)
+
+    step(3, 8, 9, 11)
+    with torch.no_grad():
+        conv.weight.mul_(2)
+    step(3, 8, 9, 11, seed=1)
+    conv.weight = nn.Parameter(torch.randn(12, 8, 3, 3))
+    step(3, 8, 9, 11, seed=2)
+    conv.weight.data = conv.weight.data.contiguous(memory_format=LAST)
+    step(3, 8, 9, 11, seed=3)
+    step(2, 8, 5, 6)
+    norm.eps, norm.momentum = 0.1, None
+    step(3, 8, 9, 11, seed=4)
+    conv.bias = None
+    norm.affine, norm.weight, norm.bias = False, None, None
+    step(3, 8, 9, 11, seed=5)
+    norm.track_running_stats = False
+    step(3, 8, 9, 11, seed=6)
+    assert calls == [True] * 8
+
+
+def test_what_a_remembered_step_leaves_to_torch(calls: list[bool]) -> None:
+    """Though the call before was ours."""
+    mine = block(nn.BatchNorm2d(12), "relu")
+    x, seen = images(3, 8, 9, 11), []
+    mine(x)
+    assert calls == [True]
+    handle = mine.parts[1].register_forward_hook(lambda *_: seen.append(True))
+    mine(x)
+    assert seen
+    handle.remove()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mine(x)
+    for part in mine.parts:
+        part.to(torch.float64)
+    assert mine(x.double()).dtype == torch.float64
+    assert calls.count(True) == 1
+
+
+def test_a_remembered_step_leaves_forward_gradients_to_torch() -> None:
+    mine = block(nn.BatchNorm2d(12, track_running_stats=False), "relu")
+    conv, norm = mine.parts
+    x, tangent = images(3, 8, 9, 11), images(3, 8, 9, 11, seed=1)
+    mine(x)
+    found = torch.func.jvp(mine, (x,), (tangent,))[1]
+    expected = torch.func.jvp(lambda x: F.relu(norm(conv(x))), (x,), (tangent,))[1]
+    assert apart(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("frozen", ["conv", "norm", "both"])
+def test_frozen_parts(frozen: str) -> None:
+    mine = block(nn.BatchNorm2d(12), "relu")
+    for name, part in zip(("conv", "norm"), mine.parts, strict=True):
+        part.requires_grad_(frozen not in (name, "both"))
+    twin = [copy.deepcopy(part) for part in mine.parts]
+    x = images(3, 8, 9, 11)
+    for wanted in (False, True):
+        x = x.detach().requires_grad_(wanted)
+        y, expected = mine(x), F.relu(twin[1](twin[0](x)))
+        assert y.requires_grad == expected.requires_grad
+        leaves = [t for part in mine.parts for t in part.parameters() if t.requires_grad]
+        others = [t for part in twin for t in part.parameters() if t.requires_grad]
+        if not (wanted or leaves):
+            continue
+        found = torch.autograd.grad(y.square().sum(), [x] * wanted + leaves)
+        theirs = torch.autograd.grad(expected.square().sum(), [x] * wanted + others)
+        for one, other in zip(found, theirs, strict=True):
+            assert torch.allclose(one, other, rtol=1e-3, atol=1e-3)

@@ -60,12 +60,12 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Again] = {}
+        self._known: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, key: Hashable) -> Again | None:
+    def find(self, key: Hashable) -> Any:
         try:
             again = self._known.get(key)
         except TypeError:  # a list among the modules' settings
@@ -74,7 +74,10 @@ class Calls:
             again.used = next(_clock)
         return again
 
-    def keep(self, key: Hashable, again: Again) -> None:
+    def drop(self, key: Hashable) -> None:
+        self._known.pop(key, None)
+
+    def keep(self, key: Hashable, again: Any) -> None:
         again.used = next(_clock)
         try:
             self._known[key] = again

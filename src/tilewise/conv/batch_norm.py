@@ -26,18 +26,18 @@ def normalised(norm: Any, x: Tensor, residual: Tensor | None,
 
     Running statistics move as torch moves them.
     """
-    if not _is_ours(norm, x, residual, activation):
+    if not is_ours(norm, x, residual, activation):
         return None
     told: list[Statistics] = []
     y: Tensor = _Normalised.apply(x, residual, norm.weight, norm.bias, norm.eps, activation, told)
     if norm.track_running_stats:
-        _follow(norm, told[0], x.numel() // x.shape[1], x.shape[1])
+        follow(norm, told[0], x.numel() // x.shape[1], x.shape[1])
     return y
 
 
-def _is_ours(norm: Any, x: Tensor, residual: Tensor | None, activation: str | None) -> bool:
+def is_ours(norm: Any, x: Tensor, residual: Tensor | None, activation: str | None) -> bool:
     """Whether nobody watches, and the kernels can take it."""
-    if type(norm) is not nn.BatchNorm2d or _is_hooked(norm) or x.dim() != 4 or (
+    if type(norm) is not nn.BatchNorm2d or is_hooked(norm) or x.dim() != 4 or (
             x.shape[1] != norm.num_features or x.numel() == x.shape[1]):
         return False
     tensors = (x, residual, norm.weight, norm.bias, norm.running_mean, norm.running_var)
@@ -48,13 +48,13 @@ def _is_ours(norm: Any, x: Tensor, residual: Tensor | None, activation: str | No
     return quiet and plain and kernels.takes(x, residual, norm.weight, norm.bias, activation)
 
 
-def _is_hooked(norm: Any) -> bool:
+def is_hooked(norm: Any) -> bool:
     return bool(norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks
                 or norm._backward_pre_hooks or any(EVERYWHERE))
 
 
 @torch.no_grad()
-def _follow(norm: Any, statistics: Statistics, pixels: int, channels: int) -> None:
+def follow(norm: Any, statistics: Statistics, pixels: int, channels: int) -> None:
     """The running statistics, as nn.BatchNorm2d has them."""
     share = norm.momentum
     if norm.num_batches_tracked is not None:
@@ -86,11 +86,11 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """By our kernels; by torch where the gradients are themselves to be differentiated."""
-        saved = _as_they_were(*ctx.saved_tensors)
+        saved = as_they_were(*ctx.saved_tensors)
         x, *_, tables, mask = saved
         wants = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or not is_plain_gradient(grad, x):
-            parts = _by_torch(ctx, grad, saved)
+            parts = by_torch(ctx.activation, ctx.eps, wants, grad, saved)
         else:
             found = kernels.backward(grad, x, Statistics(tables, mask), ctx.activation, ctx.eps,
                                      wants[1])
@@ -99,7 +99,7 @@ class _Normalised(torch.autograd.Function):
             None, None, None
 
 
-def _as_they_were(x: Tensor, weight: Tensor | None, bias: Tensor | None, tables: Tensor,
+def as_they_were(x: Tensor, weight: Tensor | None, bias: Tensor | None, tables: Tensor,
                   mask: Tensor | None) -> tuple[Any, ...]:
     """What kernels read by its address: hooks may have saved it in another form."""
     x = x.to(torch.float32).contiguous(memory_format=torch.channels_last)
@@ -107,22 +107,23 @@ def _as_they_were(x: Tensor, weight: Tensor | None, bias: Tensor | None, tables:
     return x, weight, bias, tables, None if mask is None else mask.to(torch.uint8).contiguous()
 
 
-def _by_torch(ctx: Any, grad: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+def by_torch(activation: str | None, eps: float, wants: tuple[bool, ...], grad: Tensor,
+             saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     """In torch's own operators, which autograd knows how to differentiate."""
     x, weight, bias, tables, mask = saved
-    wants, channels = ctx.needs_input_grad, x.shape[1]
+    channels = x.shape[1]
     mean, factor, offset, rate, _ = (table[:channels] for table in tables)
     if mask is not None:
         grad = grad * kernels.unpacked(mask, x)
-    elif ctx.activation in SMOOTH:
-        y = F.batch_norm(x, None, None, weight, bias, True, eps=ctx.eps)
-        grad = SMOOTH[ctx.activation](grad, y)
-    elif ctx.activation is not None:  # pieces of lines: where they end does not move
+    elif activation in SMOOTH:
+        y = F.batch_norm(x, None, None, weight, bias, True, eps=eps)
+        grad = SMOOTH[activation](grad, y)
+    elif activation is not None:  # pieces of lines: where they end does not move
         wide = (1, channels, 1, 1)
         y = (x.detach() - mean.view(wide)) * factor.view(wide) + offset.view(wide)
-        grad = _through_lines(ctx.activation, grad, y)
+        grad = _through_lines(activation, grad, y)
     dx, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-        grad, x, weight, None, None, mean, rate, True, ctx.eps, [wants[0], wants[2], wants[3]])
+        grad, x, weight, None, None, mean, rate, True, eps, [wants[0], wants[2], wants[3]])
     return dx, grad, of_weight, of_bias
 
 

@@ -183,7 +183,7 @@ def _by_torch(call: Call) -> Tensor:
 
 def _differentiable(call: Call) -> Tensor:
     """With as much of the tail fused as a gradient allows."""
-    if call.algorithm is None and call.max_error is None and _has_few_pixels(call):
+    if call.algorithm is None and call.max_error is None and has_few_pixels(call):
         return _by_torch(call)
     activation, pool = _with_gradient(call.activation, call.pool)
     plain = is_unwatched(*call.tensors)
@@ -198,7 +198,7 @@ def _differentiable(call: Call) -> Tensor:
                 call.slope)
 
 
-def _has_few_pixels(call: Call) -> bool:
+def has_few_pixels(call: Call) -> bool:
     """Whether to prepare a weight that learns takes longer than what is done with it."""
     n, _, h, w = call.x.shape
     return h * w == 1 and n <= FEW_PIXELS

@@ -13,6 +13,7 @@ from ..conv.autocast import Operands, cast_operands, type_of
 from ..conv.axes import convolve
 from ..conv.batch_norm import normalised
 from ..conv.calls import is_by_filter
+from ..conv.learned import trained
 from ..conv.ops import added, call_again, then
 from ..conv.options import options_of, output_shape
 from ..conv.transposed_axes import TRANSPOSED, into, normed
@@ -141,6 +142,9 @@ class Block(nn.Module):
                 slope: Tensor | None = None, inside: bool = False) -> Tensor:
         if self.axes != 2 or torch.compiler.is_compiling():  # only calls of images are remembered
             return self._anew(x, residual, slope, inside)
+        if self._learns(slope):
+            y = self._trained_at_once(x, residual)
+            return self._anew(x, residual, slope) if y is None else y
         operands = self._operands(x)
         read = self._read(operands, residual, slope)
         if not can_repeat(*read):
@@ -149,6 +153,19 @@ class Block(nn.Module):
         again = self._calls.find(key)
         y = None if again is None else again(self._sources(operands), *read)
         return self._first(key, x, residual, slope) if y is None else y
+
+    def _learns(self, slope: Tensor | None) -> bool:
+        """Whether the norm moves with every batch."""
+        norm = self._parts[1]
+        return norm is not None and norm.training and slope is None and not self.stores
+
+    def _trained_at_once(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
+        conv, norm = self._parts
+        y = trained(self._calls, self._asks(), conv, norm, x, residual, self.activation,
+                    self.max_error, lambda: options_of(
+                        conv.stride, self.padding, conv.dilation, conv.groups, None, 1,
+                        conv.weight.shape[2:]))
+        return None if y is None else then(y, None, self.pool)
 
     def _operands(self, x: Tensor) -> Operands:
         """Images, weight and bias; under autocast, as it casts them."""
