@@ -71,7 +71,7 @@ def test_groups_of_a_mirrored_weight(groups: int) -> None:
     q, s = algorithm.weight_of(p, algorithm.default(p, T))
     g = algorithm._geometry(q, T, s)
     for form in (weight, weight.contiguous(memory_format=torch.channels_last)):
-        assert torch.equal(direct.prepare(g, T, Mirrored(form, groups)),
+        assert torch.equal(direct.Packer(g, T)(Mirrored(form, groups)),
                            g.pack_weight(mirror(weight, groups)))
 
 
@@ -81,8 +81,8 @@ def test_small_weights_are_packed_by_code_that_is_there(monkeypatch: pytest.Monk
     monkeypatch.setattr(direct, "is_worth", lambda isa: False)
     expected = prepared(algorithm, p, weight)
     monkeypatch.setattr(direct, "is_worth", lambda isa: True)
-    whole = direct.prepare
-    monkeypatch.setattr(direct, "prepare", lambda *args: packed.append(1) or whole(*args))
+    whole = direct.Packer.into
+    monkeypatch.setattr(direct.Packer, "into", lambda *args: packed.append(1) or whole(*args))
     assert torch.equal(prepared(algorithm, p, weight), expected)
     assert packed
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from tilewise.algorithms.common import GEOMETRIES
+from tilewise.algorithms.common import PACKERS
 from tilewise.bench.guarded import Mismatch
 from tilewise.kernels.cpu.emit import launch
-from tilewise.kernels.cpu.prepare import direct, winograd
+from tilewise.kernels.cpu.prepare import direct_matrix, winograd
 
 from .harness import in_process
 
@@ -47,7 +47,7 @@ def patched(apply: Patch) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as cache:
         patch.setenv("TILEWISE_CACHE_DIR", cache)
         launch.KERNELS.clear()
-        for known in (direct.PACKERS, winograd.MAKERS, winograd.RUNS, GEOMETRIES):
+        for known in (PACKERS, direct_matrix.RUNS, winograd.MAKERS, winograd.RUNS):
             known.clear()
         apply(patch)
         yield

@@ -75,7 +75,7 @@ class PanelAlgorithm(CpuAlgorithm):
         from ..kernels.cpu.prepare import direct, mirrored
 
         if p.weight_bytes >= LARGE or direct.is_worth(t.row):
-            return direct.prepare(GEOMETRIES[self, p, t, s], t, weight)
+            return PACKERS[self, p, t, s](weight)
         plain = weight.tensor() if isinstance(weight, mirrored.Mirrored) else weight
         return super().prepare(p, t, s, plain)
 
@@ -83,12 +83,10 @@ class PanelAlgorithm(CpuAlgorithm):
         from ..kernels.cpu.prepare import direct
 
         packs = p.weight_bytes >= LARGE or direct.is_known(t.row)
-        return direct.floats(GEOMETRIES[self, p, t, s]) if packs else 0
+        return PACKERS[self, p, t, s].floats if packs else 0
 
     def prepare_into(self, p: Problem, t: Target, s: Schedule, weight: Any, whole: Any) -> None:
-        from ..kernels.cpu.prepare import direct
-
-        direct.prepare_into(GEOMETRIES[self, p, t, s], t, weight, whole)
+        PACKERS[self, p, t, s].into(weight, whole)
 
     def requests(self, p: Problem, t: Target, s: Schedule) -> list[Any]:
         from ..kernels.cpu.prepare import direct
@@ -97,8 +95,14 @@ class PanelAlgorithm(CpuAlgorithm):
         return [self.request(p, t, s), *packs]
 
 
-# a weight that learns is packed in every step, and its geometry would take longer
-GEOMETRIES: Remembered[Any] = Remembered(lambda self, p, t, s: self._geometry(p, t, s))
+def _packer(self: PanelAlgorithm, p: Problem, t: Target, s: Schedule) -> Any:
+    from ..kernels.cpu.prepare import direct
+
+    return direct.Packer(self._geometry(p, t, s), t)
+
+
+# a weight that learns is packed in every step, and to find out how would take longer
+PACKERS: Remembered[Any] = Remembered(_packer, most=1024)
 
 
 def cpu_f32_forward(p: Problem, t: Target, grid: bool = False, pitch: bool = False,

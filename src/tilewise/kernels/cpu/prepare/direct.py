@@ -183,31 +183,38 @@ def is_known(isa: Isa) -> bool:
     return _asked[isa] > OFTEN
 
 
-PACKERS = Remembered(lambda isa, *words: launch.launch_of(request_of(isa), words))
+class Packer:
+    """Packs weights of one geometry; what that needs is found once."""
+
+    def __init__(self, g: Geometry, t: Target) -> None:
+        self.panels = g.p.groups * g.s.split, g.panel_floats
+        self.floats = self.panels[0] * self.panels[1]
+        self._filters, self._threads = g.p.group_k, t.threads if 4 * self.floats > FEW else 1
+        words = (self.panels[0], g.p.group_k, g.slice_c, g.p.r, g.p.s, g.s.split, g.s.vectors,
+                 g.k_vectors)
+        self._launch = launch.launch_of(request_of(t.row), words)
+
+    def __call__(self, weight: Any) -> Any:
+        """A weight (K, C, R, S), or what has its address and strides, in pool memory."""
+        from .. import memory
+
+        panels = memory.empty(*self.panels)
+        self.into(weight, panels)
+        return panels
+
+    def into(self, weight: Any, panels: Any) -> None:
+        steps = weight.stride()
+        between = (weight.group_stride() if isinstance(weight, Mirrored)
+                   else self._filters * steps[0])
+        strides = STRIDES[(between, *steps)]
+        self._launch(address(strides), address(weight), 0, 0, address(panels), 0, 1,
+                     self._threads)
 
 
-def prepare(g: Geometry, t: Target, weight: Any) -> Any:
-    """A weight (K, C, R, S), or what has its address and strides, in pool memory."""
-    from .. import memory
-
-    panels = memory.empty(g.p.groups * g.s.split, g.panel_floats)
-    prepare_into(g, t, weight, panels)
-    return panels
-
-
-def floats(g: Geometry) -> int:
-    """Of all panels."""
-    return g.p.groups * g.s.split * g.panel_floats
-
-
-def prepare_into(g: Geometry, t: Target, weight: Any, panels: Any) -> None:
+def _strides(*steps: int) -> Any:
     import torch  # workers that only compile do without it
 
-    p, s = g.p, g.s
-    slices = p.groups * s.split
-    between = (weight.group_stride() if isinstance(weight, Mirrored)
-               else p.group_k * weight.stride(0))
-    strides = torch.tensor((between, *weight.stride()))
-    pack = PACKERS[t.row, slices, p.group_k, g.slice_c, p.r, p.s, s.split, s.vectors, g.k_vectors]
-    pack(address(strides), address(weight), 0, 0, address(panels), 0, 1,
-         t.threads if panels.nbytes > FEW else 1)
+    return torch.tensor(steps)
+
+
+STRIDES = Remembered(_strides, most=1024)
