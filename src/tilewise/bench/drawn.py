@@ -93,8 +93,10 @@ def _channels(rng: random.Random, kind: str) -> tuple[int, int, int]:
     if kind == "depthwise":
         return (_width(rng, 70),) * 3
     if kind == "grouped":
-        groups = rng.randint(2, 6)
-        return groups * _width(rng, 18), groups * _width(rng, 18), groups
+        groups, c, k = rng.randint(2, 6), _width(rng, 18), _width(rng, 18)
+        if (c + k) % 2:  # as nets have them: as many outputs, in one vector or two
+            c = k = c + 16 * (k % 3 == 0)
+        return groups * c, groups * k, groups
     return _width(rng, 70), _width(rng, 70), 1
 
 
