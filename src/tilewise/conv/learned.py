@@ -117,10 +117,11 @@ class _Trained(torch.autograd.Function):
         of_x, of_residual, of_weight, of_bias, *of_norm = wants
         asked = (of_x, of_weight, of_bias, False)
         if torch.is_grad_enabled() or not is_plain_gradient(grad, x, weight, saved[0]):
-            between, residual, *norms = _norm_by_torch(learned, of_norm, grad, x, weight, bias, saved)
+            between, residual, *norms = _norm_by_torch(learned, of_norm, grad, x, weight, bias,
+                                                       saved)
             parts: Any = gradients_by_torch(learned.problem, between, x, weight, None, asked)
         else:
-            between, scale, _, tables, mask = as_they_were(*saved)
+            between, _, _, tables, mask = as_they_were(*saved)
             found = kernels.backward(grad, between, Statistics(tables, mask), learned.activation,
                                      learned.eps, of_residual)
             residual, norms = found.residual, [found.weight, found.bias]

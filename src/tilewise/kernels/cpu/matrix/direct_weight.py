@@ -6,6 +6,8 @@ packed from where they lie.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ....core.cached import cached
 from ....core.isa import Isa
 from ....core.problem import Problem
@@ -94,9 +96,11 @@ class _OfPixels(_OnTiles):
                         vectors * g.lanes)
                     for j in range(vectors):
                         lanes = min(g.lanes, count - j * g.lanes)
-                        items = [_some(f, here + (i * channels + j * g.lanes), lanes)
-                                 if i < there and lanes > 0 else f.vector(0.0) for i in range(2)]
-                        for part, bits in enumerate(split_pairs(f, *items, PARTS[g.products])):
+                        low, high = (
+                            _some(f, here + (i * channels + j * g.lanes), lanes)
+                            if i < there and lanes > 0 else f.vector(0.0) for i in range(2))
+                        for part, bits in enumerate(split_pairs(f, low, high,
+                                                                PARTS[g.products])):
                             at.store(bits, (part * vectors + j) * TILE)
 
                 with f.loop(blocks - 1) as number:
@@ -122,7 +126,7 @@ class _OfPixels(_OnTiles):
             f.call(self.turn, packed + k.i * (g.steps * g.step_floats), steps)
 
     def _multiply(self, f: Function, scratch: Pointer, u: Pointer, position: Index, count: Index,
-                  first: Index) -> None:
+                  first: Any) -> None:
         steps, packed = (count + (DEPTH - 1)) // DEPTH, self._packed(f)
         with f.either(first) as (fill, add):
             with fill:

@@ -206,7 +206,8 @@ class Packer:
         steps = weight.stride()
         between = (weight.group_stride() if isinstance(weight, Mirrored)
                    else self._filters * steps[0])
-        strides = STRIDES[(between, *steps)]
+        ways = (between, *steps)
+        strides = STRIDES[ways]
         self._launch(address(strides), address(weight), 0, 0, address(panels), 0, 1,
                      self._threads)
 
