@@ -80,12 +80,12 @@ def test_totals_add_counts_and_keep_the_worst() -> None:
 
 
 def test_a_network_is_counted_once_and_its_runs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deep, "NETWORKS", 2)
+    monkeypatch.setattr(deep, "NETWORKS", 4)
     found, row = deep.Found(), deep.rows_here()[0]
     deep.PARTS["networks"](Shard("networks", row, 5), found)
     assert found.wrong == []
-    assert sum(found.ran.values()) == 2
-    assert 2 < sum(found.runs.values()) <= 2 * deep.SIZES
+    assert sum(found.ran.values()) == 4
+    assert 4 < sum(found.runs.values()) <= 4 * deep.SIZES
 
 
 def test_tests_of_another_processor_are_not_added(tmp_path: Path) -> None:

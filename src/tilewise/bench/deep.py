@@ -29,7 +29,7 @@ from ..core.progress import Tell, silent
 from .results import Result, understood
 
 PROBLEMS, SHARED = 800, 400  # of each algorithm in a shard; of those, with one code
-NETWORKS, SIZES = 500, 3  # of a shard, which are a family; sizes of images that each runs with
+NETWORKS, SIZES = 2000, 3  # of a shard, which are a family; most sizes that each runs with
 FILTERS, FORMATS = 60, 3  # of a shard; types and sizes that filters share
 LIMIT = 4 * 3600  # seconds of a shard, which may have little of a core
 KIND = "deep"

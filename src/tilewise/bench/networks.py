@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ ACTIVATIONS: list[Callable[[Tensor], Tensor]] = [
     F.relu, F.silu, torch.sigmoid, F.gelu, F.hardswish, torch.tanh, F.leaky_relu]
 MODULES = [nn.ReLU, nn.SiLU, nn.Hardswish, nn.GELU, nn.Sigmoid]
 CHANNELS = (3, 4, 8, 12, 16, 17, 24)
-WIDTHS, FORMS = 2, 4  # of a family
+SMALLEST, LARGEST = 5, 24  # images, before what a network does with them
+WIDTHS, FORMS, AREAS = 2, 4, 6  # of a family
 
 
 class Form(NamedTuple):
@@ -50,6 +52,12 @@ class Family:
         self.forms = [Form.drawn(rng) for _ in range(FORMS)]
         self.activations, self.modules = (rng.sample(some, 2) for some in (ACTIVATIONS, MODULES))
         self.images = rng.choice((3, 4))
+        self.read = {self.images, *self.widths, sum(self.widths)}  # channels of what weights meet
+        self.areas = [_area(rng) for _ in range(AREAS)]
+
+
+def _area(rng: random.Random) -> tuple[int, int]:
+    return rng.randint(SMALLEST, LARGEST), rng.randint(SMALLEST, LARGEST)
 
 
 class Hand(random.Random):
@@ -70,6 +78,15 @@ class Hand(random.Random):
 
     def images(self) -> int:
         return self.family.images if self.family else self.choice((3, 4))
+
+    def area(self) -> tuple[int, int]:
+        return self.choice(self.family.areas) if self.family else _area(self)
+
+    def place(self, shapes: list[tuple[int, ...]], weighted: bool) -> int:
+        """Of a value to go on from. Late ones are likelier, so that networks are deep."""
+        able = [i for i, shape in enumerate(shapes)
+                if not (weighted and self.family) or shape[1] in self.family.read]
+        return able[max(self.randrange(len(able)) for _ in range(3))]
 
     def left(self, channels: int) -> int:
         """Where a slice begins; a family's slices are as wide as others, if they can be."""
@@ -98,7 +115,7 @@ class Net(nn.Module):
         super().__init__()
         self.rng = rng = Hand(seed, family)
         torch.manual_seed(seed)
-        self.shape = (rng.choice((1, 1, 2)), rng.images(), rng.randint(5, 24), rng.randint(5, 24))
+        self.shape = (rng.choice((1, 1, 2)), rng.images(), *rng.area())
         shapes: list[tuple[int, ...]] = [self.shape]
         self.ops = nn.ModuleList()
         with torch.no_grad():
@@ -123,12 +140,9 @@ class Net(nn.Module):
         return found[0] if len(found) == 1 else tuple(found)
 
     def _draw(self, shapes: list[tuple[int, ...]]) -> Op:
-        rng = self.rng
-        # late values are likelier, so that the network is deep
-        place = max(rng.randrange(len(shapes)) for _ in range(3))
-        shape = shapes[place]
-        kind = rng.choice(KINDS)
-        return kind(rng, place, shape, shapes)
+        kind = self.rng.choice(KINDS)
+        place = self.rng.place(shapes, kind in WEIGHTED)
+        return kind(self.rng, place, shapes[place], shapes)
 
 
 def _same(rng: random.Random, shapes: list[Any], shape: Any) -> int:
@@ -259,6 +273,7 @@ def up(rng, place, shape, shapes):
 KINDS = [conv, conv, conv, conv, depthwise, norm, activation, arithmetic, arithmetic, scaled,
          excited, cat, cat, sliced, sliced, pooled, resized, centred, totals, totals,
          halves, by_torch, in_place, up]
+WEIGHTED = {conv, depthwise, excited, up}  # code of theirs is for so many channels
 
 
 # judging one
@@ -280,7 +295,7 @@ class Verdict(NamedTuple):
 
 def judged(seed: int, family: Family | None = None, sizes: int = 1,
            stored: bool = False) -> Verdict:
-    """A network between unmapped pages, with images of so many sizes that torch can run it with.
+    """A network between unmapped pages, with images of up to so many sizes that torch runs it with.
 
     With `stored`, its images may be bfloat16: then as torch errs whose tensors all are.
     """
@@ -289,17 +304,20 @@ def judged(seed: int, family: Family | None = None, sizes: int = 1,
     rounded = copy.deepcopy(net).bfloat16() if stored else None
     rng, shares = random.Random(f"sizes of {seed}"), []
     with torch.inference_mode(), storing(stored):
-        for number in range(sizes):
-            shape = _resized(net.shape, rng) if number else net.shape
+        for number in range(rng.randint(1, sizes)):
+            shape = _resized(net.shape, rng, family) if number else net.shape
             if not number or _suits(net, shape):
                 shares.append(_run(seed, shape, net, model, exact, rounded))
     return Verdict(max(shares), bool(programs_of(model)), len(shares))
 
 
-def _resized(shape: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
+def _resized(shape: tuple[int, ...], rng: random.Random,
+             family: Family | None) -> tuple[int, ...]:
     """Not much larger: what grows in a network grows a lot."""
     _, c, h, w = shape
-    return rng.choice((1, 2, 3)), c, rng.randint(4, h + 3), rng.randint(4, w + 3)
+    areas = family.areas if family else [(rng.randint(4, h + 3), rng.randint(4, w + 3))]
+    able = [area for area in areas if math.prod(area) <= (h + 3) * (w + 3)]
+    return rng.choice((1, 2, 3)), c, *rng.choice(able)
 
 
 def _suits(net: Net, shape: tuple[int, ...]) -> bool:
