@@ -98,13 +98,18 @@ def test_tests_of_another_processor_are_not_added(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="lists children as Linux does")
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_shards_end_with_the_process_that_began_them(ending: int, tmp_path: Path) -> None:
-    code = ("from pathlib import Path; from tilewise.bench.deep import Shard, run; "
+    # a shell that starts pytest in the background has SIGINT ignored, and children inherit that
+    code = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "from pathlib import Path; from tilewise.bench.deep import Shard, run; "
             f"run([Shard('networks', {deep.rows_here()[0]!r}, seed) for seed in range(3)], "
             f"Path({str(tmp_path / 'deep.json')!r}), 1, False, '', {{}})")
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as parent:
-        child = awaited(lambda: children_of(parent.pid))
-        parent.send_signal(ending)
-        assert parent.wait(60) != 0
+        try:
+            child = awaited(lambda: children_of(parent.pid))
+            parent.send_signal(ending)
+            assert parent.wait(60) != 0
+        finally:
+            parent.kill()  # else the test never ends where it fails
     awaited(lambda: not any(Path(f"/proc/{one}").exists() for one in child))
     assert not (tmp_path / "deep.json").exists()
 
