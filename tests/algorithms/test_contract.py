@@ -7,6 +7,7 @@ it stands.
 from __future__ import annotations
 
 import math
+import random
 import re
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -17,6 +18,8 @@ import torch
 
 from tilewise.algorithms import ALGORITHMS
 from tilewise.algorithms.reference import solve
+from tilewise.bench.alike import accepted
+from tilewise.bench.selftest import able_on
 from tilewise.core import Algorithm, Epilogue, NoAlgorithm, Plan, Problem, Target
 from tilewise.core.problem import DIRECTIONS
 from tilewise.kernels.activations import apart, joined
@@ -28,6 +31,7 @@ from tilewise.runtime.executable import LAYOUTS, Executable
 TARGET = Target.host(threads=2)
 DTYPES = {"f32": torch.float32, "f64": torch.float64}
 # by bits; above it, nobody would call the result a convolution
+DRAWN = 100  # problems of each algorithm
 LARGEST_ERROR = {8: 3e-2, 16: 1e-3, 24: 1e-3}
 PROBLEMS = tuple(map(Problem.parse, (
     # dense filters
@@ -271,6 +275,19 @@ def test_estimates_are_numbers(algorithm, problem):
     assert cost > 0
     assert isinstance(workspace, int)
     assert workspace >= 0
+
+
+@pytest.mark.parametrize("row", ["amx", "avx512", "avx2", "generic", "neon"])
+def test_defaults_of_random_problems_are_in_their_space(row):
+    t, rng = Target("cpu", row, 2), random.Random(row)  # no code is written, so any row will do
+    able = able_on(t)
+    for algorithm in able:
+        drawn = [accepted(algorithm, t, rng) for _ in range(DRAWN)]
+        inner = [inner_problem(algorithm, p) for p in drawn if p]
+        outside = [(p, s) for p in inner
+                   if (s := algorithm.default(p, t)) not in algorithm.space(p, t)]
+        assert len(inner) > DRAWN // 2 and not outside, algorithm.name
+    assert len(able) > 10
 
 
 @each_accepted

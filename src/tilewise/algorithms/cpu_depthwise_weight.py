@@ -51,7 +51,7 @@ class CpuDepthwiseWeight(CpuAlgorithm):
         return EPS32 * (2 + depth) + storing_error(p.dtype)
 
     def space(self, p: Problem, t: Target) -> Space:
-        return Space(lambda s: _fits(p, t, s), vectors=VECTORS, rows=ROWS, parts=PARTS)
+        return Space(lambda s: _fits(p, t, s), vectors=VECTORS, rows=_rows(p), parts=PARTS)
 
     def default(self, p: Problem, t: Target) -> Schedule:
         return _default(p, t)
@@ -71,6 +71,11 @@ class CpuDepthwiseWeight(CpuAlgorithm):
 def _shares(p: Problem, t: Target) -> bool:
     """Whether several groups share a vector."""
     return p.group_c == p.group_k < t.lanes and t.lanes % p.group_c == 0
+
+
+def _rows(p: Problem) -> tuple[int, ...]:
+    """Also all filters of a group at once."""
+    return tuple(sorted({*ROWS, p.group_k}))
 
 
 def _products(p: Problem, t: Target, s: Any) -> float:
@@ -97,6 +102,6 @@ def _default(p: Problem, t: Target) -> Schedule:
     """The cheapest block by the cost model; all threads with a part each."""
     algorithm, parts = CpuDepthwiseWeight(), max(n for n in PARTS if n <= t.threads)
     found = [Schedule(vectors=vectors, rows=rows, parts=parts) for vectors in VECTORS
-             for rows in sorted({*ROWS, p.group_c})
+             for rows in _rows(p)
              if _fits(p, t, Schedule(vectors=vectors, rows=rows, parts=parts))]
     return min(found, key=lambda s: algorithm.cost(p, t, s))

@@ -105,7 +105,8 @@ def _with_tile(p: Problem, t: Target, tile_h: int, tile_w: int, vectors: int) ->
     if not skips(p):
         return [_with_blocks(p, t, s)]
     # taps far apart use a weight seldom, so that fewer channels at a time may pay
-    return [_with_blocks(p, t, s, split) for split in (1, 2, 4, 8) if p.group_c % split == 0]
+    splits = (1, 2, 4, 8) if p.grid is None else (1,)
+    return [_with_blocks(p, t, s, split) for split in splits if p.group_c % split == 0]
 
 
 def _unroll(p: Problem) -> int:
