@@ -28,10 +28,7 @@ def normalised(norm: Any, x: Tensor, residual: Tensor | None,
     """
     if not is_ours(norm, x, residual, activation):
         return None
-    told: list[Statistics] = []
-    y: Tensor = _Normalised.apply(x, residual, norm.weight, norm.bias, norm.eps, activation, told)
-    if norm.track_running_stats:
-        follow(norm, told[0], x.numel() // x.shape[1], x.shape[1])
+    y: Tensor = _Normalised.apply(x, residual, norm.weight, norm.bias, norm.eps, activation, norm)
     return y
 
 
@@ -54,9 +51,15 @@ def is_hooked(norm: Any) -> bool:
 
 
 @torch.no_grad()
-def follow(norm: Any, statistics: Statistics, pixels: int, channels: int) -> None:
-    """The running statistics, as nn.BatchNorm2d has them."""
-    share = norm.momentum
+def follow(norm: Any, statistics: Statistics, y: Tensor) -> None:
+    """The running statistics, as nn.BatchNorm2d has them.
+
+    They move before anything is saved for the gradient: a checkpoint may end the call there.
+    """
+    if not norm.track_running_stats:
+        return
+    share, channels = norm.momentum, y.shape[1]
+    pixels = y.numel() // channels
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
         if share is None:
@@ -70,14 +73,14 @@ def follow(norm: Any, statistics: Statistics, pixels: int, channels: int) -> Non
 
 
 class _Normalised(torch.autograd.Function):
-    """(x, residual, weight, bias, eps, activation, told): the result; `told` gets statistics."""
+    """(x, residual, weight, bias, eps, activation, norm): the result; running statistics move."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor | None,
                 bias: Tensor | None, eps: float, activation: str | None,
-                told: list[Statistics]) -> Tensor:
+                norm: Any) -> Tensor:
         y, statistics = kernels.forward(x, residual, weight, bias, eps, activation)
-        told.append(statistics)
+        follow(norm, statistics, y)
         ctx.save_for_backward(x, weight, bias if activation in SMOOTH else None,
                               statistics.tables, statistics.mask)
         ctx.eps, ctx.activation = eps, activation

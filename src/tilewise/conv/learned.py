@@ -21,7 +21,7 @@ from ..runtime.executable import Executable
 from ..runtime.weights import channels_of, prepared
 from .again import Calls, form, is_plain_gradient, is_transformed, is_unwatched, settings
 from .batch_norm import SMOOTH, as_they_were, by_torch, follow, is_hooked, is_ours
-from .calls import TORCH, Call, gate, problem_of
+from .calls import TORCH, Call, check, gate, problem_of
 from .devices import target_of
 from .gradients import by_engine
 from .gradients import by_torch as gradients_by_torch
@@ -29,6 +29,8 @@ from .operators import shape_of, whole
 from .ops import has_few_pixels
 from .options import Options
 from .running import ENGINE, executable_of
+
+NAMES = {"weight", "bias"}
 
 
 class Learned:
@@ -52,9 +54,11 @@ def trained(calls: Calls, asks: Hashable, conv: Any, norm: Any, x: Tensor,
     """
     if type(norm) is not nn.BatchNorm2d or is_hooked(norm):
         return None
-    own, values, buffers = conv._parameters.get, norm._parameters.get, norm._buffers.get
-    weight, bias = own("weight"), own("bias")
-    operands = (x, residual, weight, bias, values("weight"), values("bias"))
+    own, values, buffers = conv._parameters, norm._parameters, norm._buffers.get
+    if not (own.keys() >= NAMES and values.keys() >= NAMES):  # some are plain attributes now
+        return None
+    weight, bias = own["weight"], own["bias"]
+    operands = (x, residual, weight, bias, values["weight"], values["bias"])
     tensors = (*operands, buffers("running_mean"), buffers("running_var"))
     if weight is None or not _is_quiet(tensors):
         return None
@@ -69,10 +73,7 @@ def trained(calls: Calls, asks: Hashable, conv: Any, norm: Any, x: Tensor,
         if found.executable is not None:
             calls.drop(key)  # the next call finds it anew
         return None
-    told: list[Statistics] = []
-    y: Tensor = _Trained.apply(*operands, found, executable, told)
-    if norm.track_running_stats:
-        follow(norm, told[0], y.numel() // y.shape[1], y.shape[1])
+    y: Tensor = _Trained.apply(*operands, found, executable, norm)
     return y
 
 
@@ -84,7 +85,8 @@ def _is_quiet(tensors: tuple[Tensor | None, ...]) -> bool:
 
 
 def _found(call: Call, norm: Any, residual: Tensor | None, activation: str | None) -> Learned:
-    if gate(call) == TORCH or has_few_pixels(call) or call.x.dim() != 4 or not is_ours(
+    check(call.x, call.weight, call.bias)
+    if gate(call) == TORCH or has_few_pixels(call) or not is_ours(
             norm, shape_of(call), residual, activation):
         return Learned()
     return Learned(problem_of(call), executable_of(call), norm.eps, activation, call.max_error)
@@ -92,18 +94,18 @@ def _found(call: Call, norm: Any, residual: Tensor | None, activation: str | Non
 
 class _Trained(torch.autograd.Function):
     """(x, residual, weight and bias of the convolution, those of the norm, learned, executable,
-    told): the result; `told` gets statistics."""
+    norm): the result; running statistics move."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None,
                 scale: Tensor | None, shift: Tensor | None, learned: Learned,
-                executable: Executable, told: list[Statistics]) -> Tensor:
+                executable: Executable, norm: Any) -> Tensor:
         ENGINE.tell(executable.plan)
         between = executable(x, prepared(weight, executable).value,
                              channels_of(bias, None, executable), None)
         y, statistics = kernels.forward(between, residual, scale, shift, learned.eps,
                                         learned.activation)
-        told.append(statistics)
+        follow(norm, statistics, y)
         ctx.learned = learned
         ctx.save_for_backward(x, weight, bias, between, scale,
                               shift if learned.activation in SMOOTH else None, *statistics)
@@ -122,6 +124,7 @@ class _Trained(torch.autograd.Function):
             parts: Any = gradients_by_torch(learned.problem, between, x, weight, None, asked)
         else:
             between, _, _, tables, mask = as_they_were(*saved)
+            x, weight = x.to(torch.float32), weight.to(torch.float32)  # likewise
             found = kernels.backward(grad, between, Statistics(tables, mask), learned.activation,
                                      learned.eps, of_residual)
             residual, norms = found.residual, [found.weight, found.bias]

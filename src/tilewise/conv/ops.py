@@ -211,8 +211,8 @@ def _is_linear(call: Call) -> bool:
     """Whether images of one pixel meet filters of one tap: torch's convolution takes ten times as
     long as its product of matrices."""
     return (call.x.dim() == 4 and call.x.shape[2:] == call.weight.shape[2:] == (1, 1)
-            and call.groups == 1 and not any(call.padding) and call.x.dtype == torch.float32
-            and call.x.is_cpu)
+            and call.x.shape[1] == call.weight.shape[1] and call.groups == 1
+            and not any(call.padding) and call.x.dtype == torch.float32 and call.x.is_cpu)
 
 
 def _with_gradient(activation: str | None, pool: int) -> tuple[str | None, int]:

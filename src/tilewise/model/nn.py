@@ -169,8 +169,9 @@ class Block(nn.Module):
 
     def _operands(self, x: Tensor) -> Operands:
         """Images, weight and bias; under autocast, as it casts them."""
-        own = self._parts[0]._parameters.get  # as attributes they would be searched for
-        operands: Operands = x, own("weight"), own("bias")
+        own = self._parts[0]._parameters  # as attributes they would be searched for
+        # a bias may have become a plain attribute, or be made by a hook
+        operands: Operands = x, own.get("weight") if "bias" in own else None, own.get("bias")
         if not torch._C._is_any_autocast_enabled() or operands[1] is None:
             return operands
         return cast_operands(*operands) or operands
