@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import tilewise
 from tilewise.conv import batch_norm, learned
+from tilewise.core.errors import InvalidProblem
 from tilewise.kernels.cpu import memory
 from tilewise.model.nn import Block
 
@@ -473,3 +475,64 @@ def test_frozen_parts(frozen: str) -> None:
         theirs = torch.autograd.grad(expected.square().sum(), [x] * wanted + others)
         for one, other in zip(found, theirs, strict=True):
             assert torch.allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+# what the key of a remembered call does not see
+
+
+def pair() -> tuple[nn.Sequential, nn.Sequential]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
+    return net, tilewise.optimize(copy.deepcopy(net))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["0.weight", "0.bias", "1.weight", "1.bias", "3.bias"])
+def test_a_parameter_that_is_a_plain_attribute_now_is_used(name: str, training: bool,
+                                                           learns: bool) -> None:
+    net, ours = (one.train(training) for one in pair())
+    x = images(4, 8, 14, 14)
+    with torch.set_grad_enabled(learns):
+        for model in (net, ours):
+            for _ in range(3):
+                model(x)  # so that calls are remembered
+            part, attribute = model[int(name[0])], name[2:]
+            value = 3 * getattr(part, attribute).detach() + 1
+            delattr(part, attribute)
+            setattr(part, attribute, value)
+        for _ in range(3):
+            assert apart(ours(x), net(x)) < 1e-5
+    assert apart(ours[1].running_mean, net[1].running_mean) < 1e-5
+
+
+def test_shapes_that_are_wrong_are_told_in_the_words_of_a_convolution() -> None:
+    _, ours = pair()
+    with pytest.raises(InvalidProblem, match=r"input has shape \(8, 14, 14\), needs"):
+        ours(images(1, 8, 14, 14)[0])
+    ours[0].bias = nn.Parameter(torch.zeros(1))
+    with pytest.raises(InvalidProblem, match=r"bias has shape \(1,\), needs \(16,\)"):
+        ours(images(4, 8, 14, 14))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_images_that_hooks_save_in_another_type_are_read_as_floats(dtype: torch.dtype) -> None:
+    x, found = images(4, 8, 14, 14), []
+    # torch refuses them in another type
+    for model, unpack in zip(pair(), (Tensor.float, lambda t: t), strict=True):
+        with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: t.to(dtype) if t.shape == x.shape else t, unpack):
+            y = model(x)
+        y.sum().backward()
+        found.append(model[0].weight.grad)
+    assert apart(found[1], found[0]) < 1e-4
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_running_statistics_move_under_checkpoints_as_those_of_torch(reentrant: bool) -> None:
+    net, ours = pair()
+    for model in (net, ours):
+        x = images(4, 8, 14, 14).requires_grad_()
+        checkpoint(model[:3], x, use_reentrant=reentrant).sum().backward()
+    assert ours[1].num_batches_tracked == net[1].num_batches_tracked == 2
+    assert apart(ours[1].running_mean, net[1].running_mean) < 1e-5
