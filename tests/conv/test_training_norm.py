@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilewise
 from tilewise.conv import batch_norm, learned
+from tilewise.conv.running import ENGINE
 from tilewise.core.errors import InvalidProblem
 from tilewise.kernels.cpu import memory
 from tilewise.model.nn import Block
@@ -529,10 +530,118 @@ def test_images_that_hooks_save_in_another_type_are_read_as_floats(dtype: torch.
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_running_statistics_move_under_checkpoints_as_those_of_torch(reentrant: bool) -> None:
-    net, ours = pair()
-    for model in (net, ours):
-        x = images(4, 8, 14, 14).requires_grad_()
-        checkpoint(model[:3], x, use_reentrant=reentrant).sum().backward()
-    assert ours[1].num_batches_tracked == net[1].num_batches_tracked == 2
-    assert apart(ours[1].running_mean, net[1].running_mean) < 1e-5
+@pytest.mark.parametrize("alone", [True, False])
+def test_running_statistics_move_under_checkpoints_as_those_of_torch(
+        calls: list[bool], reentrant: bool, alone: bool) -> None:
+    net, mine = nn.BatchNorm2d(12), block(nn.BatchNorm2d(12))
+    _, ours = mine.parts
+
+    def run(x: Tensor) -> Tensor:
+        if not alone:
+            return mine(x)
+        y = batch_norm.normalised(ours, x, None, None)
+        assert y is not None
+        return y
+
+    for model, x in ((net, images(4, 12, 14, 14)), (run, images(4, 12 if alone else 8, 14, 14))):
+        checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
+    assert ours.num_batches_tracked == net.num_batches_tracked == 2
+    if alone:
+        assert apart(ours.running_mean, net.running_mean) < 1e-5
+    else:
+        assert set(calls) == {True}  # a checkpoint ends the second one where it saves
+
+
+# what a step keeps for its gradient
+
+
+def learning(c: int = 8, **options: Any) -> Block:
+    torch.manual_seed(1)
+    return Block(nn.Conv2d(c, 16, 1, **options), nn.BatchNorm2d(16), "relu")
+
+
+def test_a_convolutions_bias_may_change_before_the_backward_pass(calls: list[bool]) -> None:
+    mine = learning()
+    y = mine(images(4, 8, 14, 14))
+    with torch.no_grad():
+        mine.parts[0].bias.add_(1)
+    y.sum().backward()
+    assert calls == [True]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_images_may_change_where_the_convolution_is_frozen(calls: list[bool],
+                                                           frozen: bool) -> None:
+    mine, x = learning(), images(4, 8, 14, 14)
+    expected = torch.autograd.grad(mine(x).square().sum(), mine.parts[1].weight)[0]
+    mine.parts[0].requires_grad_(not frozen)
+    y = mine(x)
+    x.zero_()
+    if not frozen:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.square().sum().backward()
+        return
+    with torch.no_grad():
+        mine.parts[0].weight.zero_()
+    y.square().sum().backward()
+    assert torch.equal(mine.parts[1].weight.grad, expected)
+    assert calls == [True] * 2
+
+
+def test_images_of_inference_mode_where_the_convolution_is_frozen(calls: list[bool]) -> None:
+    mine = learning()
+    mine.parts[0].requires_grad_(False)
+    with torch.inference_mode():
+        x = images(4, 8, 14, 14)
+    mine(x).sum().backward()
+    assert mine.parts[1].bias.grad is not None
+    assert calls == [True]
+
+
+@pytest.mark.parametrize("cast", [True, False])
+def test_second_gradients_of_a_strided_filter_of_one_tap(
+        calls: list[bool], monkeypatch: pytest.MonkeyPatch, cast: bool) -> None:
+    """Torch sees it as a dense one: it corrupts its heap otherwise. Autocast does not reach it."""
+    strides, conv2d = [], F.conv2d
+
+    def seen(x: Tensor, weight: Tensor, bias: Any, stride: Any, *others: Any) -> Tensor:
+        strides.append(stride)
+        return conv2d(x, weight, bias, stride, *others)
+
+    def penalty(run: Any, weight: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        y = run(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast and x.dtype == torch.float32):
+            (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+            return torch.autograd.grad(first.square().sum(), (x, weight))
+
+    mine, x = learning(stride=2), images(4, 8, 14, 14).requires_grad_()
+    exact = nn.Sequential(*(copy.deepcopy(part).double() for part in mine.parts), nn.ReLU())
+    expected = penalty(exact, exact[0].weight, x.detach().double().requires_grad_())
+    with monkeypatch.context() as patch:
+        patch.setattr("tilewise.conv.learned.F.conv2d", seen)
+        found = penalty(mine, mine.parts[0].weight, x)
+    for one, other in zip(found, expected, strict=True):
+        assert apart(one, other) < (2e-2 if cast else 1e-3)  # torch's second gradients are cast
+    assert calls == [True]
+    assert strides == [(1, 1)]
+
+
+def test_a_step_whose_executable_is_gone_is_found_anew(calls: list[bool]) -> None:
+    one, other, x = learning(), learning(bias=False), images(4, 8, 14, 14)
+    limit = ENGINE.executables.limit
+    try:
+        tilewise.set_cache_limit(executables=1)
+        run = nn.Sequential(one, Block(nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8)), other)
+        for _ in range(2):
+            checkpoint(run, x.requires_grad_(), use_reentrant=False).sum().backward()
+    finally:
+        tilewise.set_cache_limit(executables=limit)
+    assert set(calls) == {True}
+
+
+def test_images_that_are_too_small_are_told() -> None:
+    mine = block(nn.BatchNorm2d(12))
+    mine.parts[0].padding = (0, 0)
+    again = Block(*mine.parts)
+    with pytest.raises(InvalidProblem):
+        again(images(4, 8, 1, 14))

@@ -21,7 +21,7 @@ BLOCKS = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384)  # where each pixel is a 
 ROWS = tuple(sorted({*LOW, *BLOCKS}))
 READ, PACK = 2.0, 6.0  # cycles to read a vector, and to split off and store a part of it
 WRITE = 6.0  # and to read, finish and store a vector of sums
-SIX = 1.4  # six products gain little when all is quiet, and on a busy machine they lose
+SIX = 1.1  # what six products should gain before they are planned
 LARGE = 4 << 20  # bytes of a linear layer's weight
 FAR = 9.0  # bytes a cycle that a core gets from the last cache
 

@@ -14,7 +14,7 @@ READ, PACK = 2.0, 2.0  # cycles to read a vector of items, and to split off and 
 TURN = 100.0  # and to turn a tile
 SUMS = 140.0  # and to wait for a tile of sums, beyond what any multiply does
 # what products should gain before they are planned: when memory is slow they lose more
-GAIN = {1: 1.5, 3: 1.1, 6: 1.6}
+GAIN = {1: 1.5, 3: 1.1, 6: 1.15}
 
 
 def width(t: Target, columns: int) -> int:

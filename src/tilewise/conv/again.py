@@ -74,9 +74,6 @@ class Calls:
             again.used = next(_clock)
         return again
 
-    def drop(self, key: Hashable) -> None:
-        self._known.pop(key, None)
-
     def keep(self, key: Hashable, again: Any) -> None:
         again.used = next(_clock)
         try:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..algorithms.vendor import of_seen_pixels
 from ..core.problem import Problem
 from ..runtime import batch_norm as kernels
 from ..runtime.batch_norm import Statistics
@@ -34,7 +35,7 @@ NAMES = {"weight", "bias"}
 
 
 class Learned:
-    """Such a call; without an executable, one that is not ours to make."""
+    """Such a call; without a problem, one that is not ours to make."""
 
     def __init__(self, problem: Problem | None = None, executable: Executable | None = None,
                  eps: float = 0.0, activation: str | None = None,
@@ -42,7 +43,15 @@ class Learned:
         self.problem, self.eps, self.activation = problem, eps, activation
         self.max_error, self.used = max_error, 0
         # it holds on to nothing that the cache of executables lets go
-        self.executable = None if executable is None else weakref.ref(executable)
+        self.executable = _nothing if executable is None else weakref.ref(executable)
+
+    @property
+    def is_ours(self) -> bool:
+        return self.problem is not None
+
+
+def _nothing() -> None:
+    """Where a weak reference would be."""
 
 
 def trained(calls: Calls, asks: Hashable, conv: Any, norm: Any, x: Tensor,
@@ -64,14 +73,12 @@ def trained(calls: Calls, asks: Hashable, conv: Any, norm: Any, x: Tensor,
         return None
     key = ("learns", asks, settings(), norm.track_running_stats, *map(form, tensors))
     found: Any = calls.find(key)
-    if found is None:
-        found = _found(Call(x, weight, bias, None, *options(), None, max_error), norm, residual,
-                       activation)
+    executable = None if found is None else found.executable()
+    if found is None or (executable is None and found.is_ours):  # the cache let it go
+        executable, found = _found(Call(x, weight, bias, None, *options(), None, max_error), norm,
+                                   residual, activation)
         calls.keep(key, found)
-    executable = None if found.executable is None else found.executable()
     if executable is None:
-        if found.executable is not None:
-            calls.drop(key)  # the next call finds it anew
         return None
     y: Tensor = _Trained.apply(*operands, found, executable, norm)
     return y
@@ -84,12 +91,16 @@ def _is_quiet(tensors: tuple[Tensor | None, ...]) -> bool:
         t is None or t.layout is torch.strided for t in tensors)
 
 
-def _found(call: Call, norm: Any, residual: Tensor | None, activation: str | None) -> Learned:
+def _found(call: Call, norm: Any, residual: Tensor | None,
+           activation: str | None) -> tuple[Executable | None, Learned]:
     check(call.x, call.weight, call.bias)
-    if gate(call) == TORCH or has_few_pixels(call) or not is_ours(
-            norm, shape_of(call), residual, activation):
-        return Learned()
-    return Learned(problem_of(call), executable_of(call), norm.eps, activation, call.max_error)
+    if gate(call) == TORCH or has_few_pixels(call):
+        return None, Learned()
+    problem = problem_of(call)  # which says what is wrong with shapes
+    if not is_ours(norm, shape_of(call), residual, activation):
+        return None, Learned()
+    executable = executable_of(call)
+    return executable, Learned(problem, executable, norm.eps, activation, call.max_error)
 
 
 class _Trained(torch.autograd.Function):
@@ -107,7 +118,11 @@ class _Trained(torch.autograd.Function):
                                         learned.activation)
         follow(norm, statistics, y)
         ctx.learned = learned
-        ctx.save_for_backward(x, weight, bias, between, scale,
+        # as torch does: nothing of what is frozen, and of the bias nothing that may not change
+        of_x, _, of_weight, of_bias, *_ = ctx.needs_input_grad
+        kept = (x, weight) if of_x or of_weight or of_bias else (None, None)
+        ctx.bias = bias if of_bias else None
+        ctx.save_for_backward(*kept, between, scale,
                               shift if learned.activation in SMOOTH else None, *statistics)
         return whole(y)
 
@@ -115,35 +130,43 @@ class _Trained(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """By our kernels; by torch where the gradients are themselves to be differentiated."""
         learned, wants = ctx.learned, ctx.needs_input_grad[:6]
-        x, weight, bias, *saved = ctx.saved_tensors
+        x, weight, *saved = ctx.saved_tensors
         of_x, of_residual, of_weight, of_bias, *of_norm = wants
         asked = (of_x, of_weight, of_bias, False)
+        parts: Any = (None,) * 4
         if torch.is_grad_enabled() or not is_plain_gradient(grad, x, weight, saved[0]):
-            between, residual, *norms = _norm_by_torch(learned, of_norm, grad, x, weight, bias,
-                                                       saved)
-            parts: Any = gradients_by_torch(learned.problem, between, x, weight, None, asked)
+            between, *others = as_they_were(*saved)
+            if torch.is_grad_enabled() and x is not None:
+                between = _as_a_function(learned, between, x, weight, ctx.bias)
+            between, residual, *norms = by_torch(learned.activation, learned.eps,
+                                                 (True, True, *of_norm), grad, (between, *others))
+            if x is not None:
+                parts = gradients_by_torch(learned.problem, between, x, weight, None, asked)
         else:
             between, _, _, tables, mask = as_they_were(*saved)
-            x, weight = x.to(torch.float32), weight.to(torch.float32)  # likewise
             found = kernels.backward(grad, between, Statistics(tables, mask), learned.activation,
                                      learned.eps, of_residual)
             residual, norms = found.residual, [found.weight, found.bias]
-            parts = by_engine(ENGINE, learned.problem, target_of(x), found.x, x, weight, None,
-                              asked, learned.max_error)
+            if x is not None:
+                x, weight = x.to(torch.float32), weight.to(torch.float32)  # likewise
+                parts = by_engine(ENGINE, learned.problem, target_of(x), found.x, x, weight, None,
+                                  asked, learned.max_error)
         all_ = (parts[0], residual, parts[1], parts[2], *norms)
         return *(part if wanted else None for part, wanted in zip(all_, wants, strict=True)), \
             None, None, None
 
 
-def _norm_by_torch(learned: Learned, wants: Any, grad: Tensor, x: Tensor, weight: Tensor,
-                   bias: Tensor | None, saved: Any) -> tuple[Tensor | None, ...]:
-    """Gradients of what is before the norm, of the residual, and of the norm's own weights, as
-    functions that autograd knows."""
-    p = learned.problem
-    assert p is not None
+def _as_a_function(learned: Learned, between: Tensor, x: Tensor, weight: Tensor,
+                   bias: Tensor | None) -> Tensor:
+    """The convolution's result, with what autograd needs to differentiate it once more.
+
+    Its values stay those that the statistics were made of.
+    """
+    assert learned.problem is not None
+    p, seen = of_seen_pixels(learned.problem, x)
     top, bottom, left, right = p.padding
     even = top == bottom and left == right
-    between = F.conv2d(x if even else F.pad(x, (left, right, top, bottom)), weight, bias, p.stride,
-                       (top, left) if even else 0, p.dilation, p.groups)
-    _, *others = as_they_were(*saved)
-    return by_torch(learned.activation, learned.eps, (True, True, *wants), grad, (between, *others))
+    with torch.autocast("cpu", enabled=False):
+        y = F.conv2d(seen if even else F.pad(seen, (left, right, top, bottom)), weight, bias,
+                     p.stride, (top, left) if even else 0, p.dilation, p.groups)
+        return between + (y - y.detach())
