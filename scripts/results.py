@@ -70,13 +70,13 @@ MADE = {
     "training": Made("python benchmarks/training.py resnet18 resnet50 vgg16 unet:2 "
                      "mobilenet_v2:16 efficientnet_b0:16 mobilenet_v3_large:16 "
                      "shufflenet_v2_x1_0:16 regnet_y_1_6gf -o training.json",
-                     "python benchmarks/training.py lenet_b --rounds 2 --no-compile "
+                     "python benchmarks/training.py shufflenet_v2_x1_0:2 --rounds 2 --no-compile "
                      "-o training.json"),
     "training_unit": Made(
         "python benchmarks/training.py resnet18 resnet50 resnet50:32 vgg16 unet:2 "
         "mobilenet_v2:16 efficientnet_b0:16 mobilenet_v3_large:16 shufflenet_v2_x1_0:16 "
         "regnet_y_1_6gf --precision highest high -o training_unit.json",
-        "python benchmarks/training.py lenet_b --rounds 2 --no-compile --precision high "
+        "python benchmarks/training.py shufflenet_v2_x1_0:2 --rounds 2 --no-compile "
         "-o training_unit.json"),
     "training_blocks": Made("python benchmarks/training_blocks.py --seeds 0 300 "
                             "-o training_blocks.json",
