@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,11 +27,16 @@ from support.mutations import Mutation
 import tilewise
 from tilewise.algorithms import ALGORITHMS
 from tilewise.bench import health
+from tilewise.bench.alike import Case
 from tilewise.bench.machine import facts
+from tilewise.bench.selftest import judged
 from tilewise.cli.doctor import _limits
 from tilewise.core import ISA, Problem, Target
+from tilewise.core.algorithm import FEW as FEW_RESULTS
 from tilewise.core.errors import TilewiseError
 from tilewise.core.isa import EMULATED, available, emulable
+from tilewise.core.phases import phases
+from tilewise.core.schedule import Schedule
 from tilewise.kernels.cpu.emit import F32, Function, Module, amx, jit
 from tilewise.kernels.cpu.emit.parts import split, split_pairs
 from tilewise.kernels.cpu.emit.unit import Side
@@ -279,3 +285,34 @@ def outcomes() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mutation_is_noticed(outcomes: dict[str, list[str]], name: str) -> None:
     faults.assert_noticed(outcomes[name])
+
+
+# phases of a stride that begin behind the image's first pixel
+
+
+LEAVE_OUT = ["n2c21h8w3k2r4s4u2p2-6x3-2", "n1c21h35w3k2r4s4u2p6-3x4", "n3c2h9w2k2r1s4u2p4-2x3",
+             "n1c34h3w3k16r3s5u2x3p0-1x7-1"]
+
+
+@pytest.mark.parametrize("row", ["amx_emulated", "avx512_bf16_emulated"])
+@pytest.mark.parametrize("text", LEAVE_OUT)
+def test_phases_that_leave_pixels_out(row: str, text: str) -> None:
+    """Copies of rows with their padding once began in front of their memory."""
+    p, t = Problem.parse(f"{text}_f32_backward_data"), Target.host(isa=row, threads=2)
+    algorithm = next(a for a in ALGORITHMS if a.name == "cpu_phases_bf16x1")
+    unit = algorithm.algorithms["cpu_direct_bf16"]
+    s = Schedule(parts=json.dumps([
+        [unit.name, {**unit.default(q, t), "block_rows": 1 + (q.r > 1)}]
+        for q in (phase.problem for phase in phases(p))]))
+    for seed in range(2):
+        judged(algorithm, Case(p, p, t, s), ("integers", "floats")[seed], seed)
+
+
+def test_the_bound_holds_for_a_single_sum() -> None:
+    """Its error is now and then larger than the mean of many."""
+    p = Problem.parse("n31c1h6w11k1r1s1_f32_backward_weight")
+    t = Target.host(isa=ROW, threads=1)
+    algorithm = next(a for a in ALGORITHMS if a.name == "cpu_direct_weight_bf16")
+    case = Case(p, p, t, algorithm.default(p, t))
+    shares = [judged(algorithm, case, "floats", seed) for seed in (153, 231, 349)]
+    assert max(shares) * FEW_RESULTS > 1  # of the bound for many

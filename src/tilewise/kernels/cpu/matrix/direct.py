@@ -172,10 +172,12 @@ class _Direct:
         """A row of what rows of taps see, from a copy of the input's row that has padding."""
         p = self.p
         columns = (z.conv_w - 1) * p.stride[1] + p.s
-        start, stop = z.left.minimum(columns), (z.left + z.w).minimum(columns)
+        start = z.left.maximum(0).minimum(columns)  # a phase may leave pixels out: below 0
+        stop = (z.left + z.w).minimum(columns).maximum(start)
         row = (f.scratch + z.sums_start).of(self.g.image)
         emit_zero(f, row, start * p.c)
-        self._copy_pixels(f, z, row + start * p.c, x, stop - start)
+        self._copy_pixels(f, z, row + start * p.c, x + (start - z.left) * self.g.x_step(z),
+                          stop - start)
         emit_zero(f, row + stop * p.c, (columns - stop) * p.c)
         f.call(self.convert, f.frame, row, to, z.pitch)
 
