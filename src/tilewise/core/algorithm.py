@@ -63,7 +63,7 @@ class Algorithm:
         step = p.epilogue.activation
         added = parsed(step)[0].error if step else 0.0
         error = (self.error if held else self.error_as_set)(p, t, s) + added
-        return error * max(1.0, FEW / math.sqrt(max(1, math.prod(p.result_shape))))
+        return error * max(1.0, FEW / math.sqrt(max(1, p.results)))
 
     def certain(self, p: Problem, t: Target, s: Schedule) -> float:
         """Bound on the error of every result, whatever the data, as a share of its reach: the
