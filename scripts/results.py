@@ -67,6 +67,9 @@ MADE = {
     "train_ranks": Made("python benchmarks/train_ranks.py --runs 62 --ranks 2 2 2 4 "
                         "-o train_ranks.json",
                         "python benchmarks/train_ranks.py --runs 2 --ranks 2 -o train_ranks.json"),
+    "train_killed": Made("python benchmarks/train_killed.py -o train_killed.json",
+                         "python benchmarks/train_killed.py --model lenet_b --size 70 --kills 2 "
+                         "-o train_killed.json"),
     "training": Made("python benchmarks/training.py resnet18 resnet50 vgg16 unet:2 "
                      "mobilenet_v2:16 efficientnet_b0:16 mobilenet_v3_large:16 "
                      "shufflenet_v2_x1_0:16 regnet_y_1_6gf -o training.json",
@@ -78,7 +81,7 @@ MADE = {
         "regnet_y_1_6gf --precision highest high -o training_unit.json",
         "python benchmarks/training.py shufflenet_v2_x1_0:2 --rounds 2 --no-compile "
         "-o training_unit.json"),
-    "training_blocks": Made("python benchmarks/training_blocks.py --seeds 0 300 "
+    "training_blocks": Made("python benchmarks/training_blocks.py --processes 1 "
                             "-o training_blocks.json",
                             "python benchmarks/training_blocks.py --seeds 0 4 "
                             "-o training_blocks.json"),
@@ -136,7 +139,7 @@ MADE = {
                            "python scripts/prove_checks.py --faults 2 -o checked_faults.json"),
     "faults": Made("python scripts/prove_faults.py -o faults.json",
                    "python scripts/prove_faults.py --kills 12 --files 45 -o faults.json"),
-    "deep": Made("tilewise selftest --deep --seeds 0:1 --part problems -o deep.json && "
+    "deep": Made("tilewise selftest --deep --seeds 0:16 --part problems -o deep.json && "
                  "tilewise selftest --deep --seeds 0:1 --row amx -o deep.json",
                  "tilewise selftest --deep --seeds 0:1 --part filters --row generic -o deep.json"),
     "torch_versions": Made("python scripts/try_torch.py -o torch_versions.json",
