@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,11 +15,9 @@ from typing import Any
 import torch
 from training import contender, data, made, model_and_batch
 
-from tilewise.runtime import batch_norm, weights
+from tilewise.runtime import batch_norm
 from tilewise.runtime.executable import Executable
 
-KINDS = {"forward": "convolutions forward", "backward_data": "gradients of images",
-         "backward_weight": "gradients of weights"}
 Spent = Counter[str]
 
 
@@ -35,18 +32,27 @@ def timed(call: Callable[..., Any], spent: Spent, kind: Callable[..., str]) -> C
     return run
 
 
+def kind_of(executable: Executable, *_: Any) -> str:
+    """A transposed convolution computes its result as others do the gradient of their images."""
+    if executable.plan.problem.direction == "backward_weight":
+        return "gradients of weights"
+    in_backward = torch._C._current_graph_task_id() != -1
+    return "gradients of images" if in_backward else "convolutions forward"
+
+
 def watch(spent: Spent) -> None:
     """Everything that a step calls by these names."""
-    def of_plan(executable: Executable, *_: Any) -> str:
-        return KINDS[executable.plan.problem.direction]
+    call, masked = Executable.__call__, timed(Executable.masked, spent, kind_of)
+    of_weights = timed(call, spent, kind_of)
 
-    Executable.__call__ = timed(Executable.__call__, spent, of_plan)
+    def either(executable: Executable, *args: Any, **options: Any) -> Any:
+        own = executable.plan.problem.direction == "backward_weight"  # others end in `masked`
+        return (of_weights if own else call)(executable, *args, **options)
+
+    Executable.__call__, Executable.masked = either, masked
+    Executable.prepare = timed(Executable.prepare, spent, lambda *_: "weights packed")
     for name in ("forward", "backward"):
         setattr(batch_norm, name, timed(getattr(batch_norm, name), spent, lambda *_: "batch norms"))
-    packed = weights.prepared
-    for module in list(sys.modules.values()):  # those that imported it by name
-        if getattr(module, "prepared", None) is packed:
-            module.prepared = timed(packed, spent, lambda *_: "weights packed")
     torch.optim.SGD.step = timed(torch.optim.SGD.step, spent, lambda *_: "optimizer")
 
 

@@ -28,11 +28,11 @@ import tilewise
 from tilewise.algorithms import ALGORITHMS
 from tilewise.bench import health
 from tilewise.bench.alike import Case
+from tilewise.bench.judged import scatter
 from tilewise.bench.machine import facts
 from tilewise.bench.selftest import judged
 from tilewise.cli.doctor import _limits
 from tilewise.core import ISA, Problem, Target
-from tilewise.core.algorithm import FEW as FEW_RESULTS
 from tilewise.core.errors import TilewiseError
 from tilewise.core.isa import EMULATED, available, emulable
 from tilewise.core.phases import phases
@@ -315,4 +315,4 @@ def test_the_bound_holds_for_a_single_sum() -> None:
     algorithm = next(a for a in ALGORITHMS if a.name == "cpu_direct_weight_bf16")
     case = Case(p, p, t, algorithm.default(p, t))
     shares = [judged(algorithm, case, "floats", seed) for seed in (153, 231, 349)]
-    assert max(shares) * FEW_RESULTS > 1  # of the bound for many
+    assert max(shares) * scatter(1) > 1  # of the bound for many

@@ -62,8 +62,7 @@ class Algorithm:
         """Of the kernel with its epilogue; held to float32, or as the process has set torch."""
         step = p.epilogue.activation
         added = parsed(step)[0].error if step else 0.0
-        error = (self.error if held else self.error_as_set)(p, t, s) + added
-        return error * max(1.0, FEW / math.sqrt(max(1, p.results)))
+        return (self.error if held else self.error_as_set)(p, t, s) + added
 
     def certain(self, p: Problem, t: Target, s: Schedule) -> float:
         """Bound on the error of every result, whatever the data, as a share of its reach: the
@@ -148,10 +147,6 @@ def storing_error(dtype: str) -> float:
     """Bound on what one rounding of a float32 to nearest errs when it is stored: half a unit in the
     last place."""
     return {"f32": 0.0, "f16": 2.0 ** -11, "bf16": 2.0 ** -8}[dtype]
-
-
-# the mean of few errors scatters: a single one is now and then three times what is expected
-FEW = 3.0
 
 
 def split_error(products: int, terms: int) -> float:

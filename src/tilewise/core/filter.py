@@ -137,11 +137,6 @@ class Filter:
         return self.n * self.h * self.w * self.c
 
     @property
-    def results(self) -> int:
-        """Values that are computed."""
-        return self.pixels
-
-    @property
     def flops(self) -> int:
         """Multiplications and additions of the direct method."""
         return 2 * self.pixels * self.r * self.s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -191,11 +190,6 @@ class Problem:
         return {"forward": (self.n, self.k, *(whole or (self.out_h, self.out_w))),
                 "backward_data": (self.n, self.c, *(whole or (self.h, self.w))),
                 "backward_weight": (self.k, self.group_c, self.r, self.s)}[self.direction]
-
-    @property
-    def results(self) -> int:
-        """Values that are computed."""
-        return math.prod(self.result_shape)
 
     @property
     def group_c(self) -> int:
