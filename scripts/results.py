@@ -81,7 +81,7 @@ MADE = {
         "regnet_y_1_6gf --precision highest high -o training_unit.json",
         "python benchmarks/training.py shufflenet_v2_x1_0:2 --rounds 2 --no-compile "
         "-o training_unit.json"),
-    "training_blocks": Made("python benchmarks/training_blocks.py --processes 1 "
+    "training_blocks": Made("python benchmarks/training_blocks.py "
                             "-o training_blocks.json",
                             "python benchmarks/training_blocks.py --seeds 0 4 "
                             "-o training_blocks.json"),
