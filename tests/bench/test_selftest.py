@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tilewise.algorithms import ALGORITHMS
 from tilewise.bench import guarded, selftest
-from tilewise.bench.judged import Mismatch, operands
+from tilewise.bench.judged import Mismatch, exact, operands, scatter, spread
 from tilewise.cli.app import app
 from tilewise.core import Algorithm, Problem, Schedule, Target
 from tilewise.core.isa import NO_ISA, available
@@ -114,3 +114,15 @@ def test_the_command_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewise.core.cores.cores", lambda: 0)  # in this process
     said = CliRunner().invoke(app, ["doctor", "--selftest", "--json", "--threads", "1"])
     assert json.loads(said.stdout)["wrong"] == []
+
+
+def test_what_is_pooled_is_judged_by_all_that_is_convolved() -> None:
+    """The column that sees the image is left out: what is pooled is zero, and has no size."""
+    p = Problem.parse("n1c2h1w1k4r5s5p7-6x6-0_f32_forward+pool2")
+    o = operands(p, "floats", 1)
+    assert not exact(p, o).any()
+    assert spread(p, o).any()
+
+
+def test_only_the_mean_of_few_results_may_scatter() -> None:
+    assert [scatter(n) for n in (0, 1, 4, 9, 1000)] == [3, 3, 1.5, 1, 1]
