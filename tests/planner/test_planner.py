@@ -138,6 +138,16 @@ def test_max_error_excludes(planner: Planner) -> None:
     assert planner.plan(PROBLEMS[0], HOST, max_error=3e-7).algorithm in kept
 
 
+def test_code_that_serves_another_size_errs_no_more() -> None:
+    """Sums of a weight's gradient are as long as the image is large."""
+    p = Problem.parse("n1c64h14w14k64r3s3p1_f32_backward_weight")
+    planner = Planner(ALGORITHMS)
+    asked = planner.plan(p, HOST).error
+    for side in (14, 20, 28, 56, 112):
+        plan = planner.plan(p.with_(h=side, w=side), HOST, max_error=asked)
+        assert plan.error <= asked or planner.algorithm(plan.algorithm).baseline, side
+
+
 # measurements
 
 

@@ -109,12 +109,11 @@ class Planner:
 
     def _estimated(self, p: Problem, t: Target, max_error: float | None, bits: int) -> Plan:
         """What is chosen for all problems of its class, with the costs of this one."""
-        held = _holds(max_error, bits)
+        allowed = max_error, bits
         try:
-            code = self._chosen(representative(p), t, max_error, bits)
-            plan = self._with_code(code, p, t, held)
-            if plan is None:  # the class is not like this one, a row of pixels say
-                plan = self._with_code(self._chosen(p, t, max_error, bits), p, t, held)
+            plan = self._with_code(self._chosen(representative(p), t, *allowed), p, t, *allowed)
+            if plan is None:  # the class is not like this one: a row of pixels, a longer sum
+                plan = self._with_code(self._chosen(p, t, *allowed), p, t, *allowed)
         except NoAlgorithm as nobody:
             raise NoAlgorithm(p, t, nobody.reasons) from None
         self._meet(p, t, max_error, bits)
@@ -144,18 +143,18 @@ class Planner:
         """
         if not isinstance(p, Problem):  # filters: small code, and few shapes of it
             return self._best(p, t, max_error, bits)
-        common, held = t.on_two, _holds(max_error, bits)
+        common = t.on_two
         key = p.code, common, max_error, bits
         layer = self._layers.get(key) or Layer()
         known = [self._adapted(code, p, t) for code in layer.codes]
-        costs = {code: self._seconds(code, p, common, held) for code in known}
+        costs = {code: self._seconds(code, p, common, max_error, bits) for code in known}
         # what torch runs is no code that a layer has: a program would stop for it
         near = [code for code in known if costs[code] < float("inf")
                 and not self.algorithm(code[0]).baseline]
         far = near and min(map(costs.__getitem__, near)) > NEAR * min(costs.values())
         if far or not (near and layer.is_versed(p)):
             best = self._best(p, t, max_error, bits)
-            least = self._seconds(best, p, common, held)
+            least = self._seconds(best, p, common, max_error, bits)
             near = [code for code in near if costs[code] <= max(NEAR * least, least + SOON)]
         code = min(near, key=costs.__getitem__) if near else best
         self._layers.put(key, layer.with_codes(tuple(dict.fromkeys((*known, code)))))
@@ -184,17 +183,20 @@ class Planner:
         return code if algorithm.reject(inner, t) else (
             code[0], algorithm.adapted(inner, t, code[1]))
 
-    def _seconds(self, code: Code, p: Problem, t: Target, held: bool) -> float:
-        plan = self._with_code(code, p, t, held)
+    def _seconds(self, code: Code, p: Problem, t: Target, max_error: float | None,
+                 bits: int) -> float:
+        plan = self._with_code(code, p, t, max_error, bits)
         return float("inf") if plan is None else plan.seconds
 
-    def _with_code(self, code: Code, p: Problem, t: Target, held: bool) -> Plan | None:
-        """A plan of a problem with such code, if that is legal."""
+    def _with_code(self, code: Code, p: Problem, t: Target, max_error: float | None,
+                   bits: int) -> Plan | None:
+        """A plan of a problem with such code, if that is legal and as accurate as needed."""
         algorithm, schedule = self.algorithm(code[0]), code[1]
         inner = inner_problem(algorithm, p)
         if algorithm.reject(inner, t) or not algorithm.space(inner, t).admits(schedule):
             return None
-        return _plan(algorithm, p, t, inner, schedule, held)
+        plan = _plan(algorithm, p, t, inner, schedule, _holds(max_error, bits))
+        return None if self._complaints(plan, max_error, bits) else plan
 
     def measure(self, plans: Sequence[Plan], tell: Tell = silent) -> list[Plan]:
         """The plans with their measured times, the fastest first; hopeless ones are left out."""
