@@ -135,8 +135,23 @@ class Inside:
         if any(depends_on_layout(node, self.module_of(node)) and self.effects.is_told_apart(node)
                for node in self.nodes):
             return False
-        results = [self.effects.root(node) for node in dict.fromkeys(self.output.all_input_nodes)]
-        return len(results) == len(set(results)) and not any(map(self._is_seen_after, self.nodes))
+        together: dict[Any, list[list[fx.Node]]] = {}  # results that may share memory
+        for result in self.output.all_input_nodes:
+            together.setdefault(self.effects.root(result), []).append(self._path(result))
+        return all(len(paths) == 1 or self._meet(paths) for paths in together.values()) and not any(
+            map(self._is_seen_after, self.nodes))
+
+    def _path(self, value: fx.Node) -> list[fx.Node]:
+        """From a value to what it is a view of, or first of all."""
+        path = [value]
+        while self._is_ours(path[-1]) and (shared := self.effects.shares(path[-1])):
+            path.append(shared[0])
+        return path
+
+    def _meet(self, paths: list[list[fx.Node]]) -> bool:
+        """Whether values are views of one, and of nothing else."""
+        return len({path[-1] for path in paths}) == 1 and all(
+            len(self.effects.shares(node)) == 1 for path in paths for node in path[:-1])
 
     def _is_seen_after(self, call: fx.Node) -> bool:
         """Whether what an unknown module may have written to is used behind it."""
@@ -152,13 +167,15 @@ class Inside:
 
     def _leave_under_views(self) -> None:
         """Where a result is a view, what it is a view of lies as the caller expects it."""
-        for result in list(self.output.all_input_nodes):
-            source = result
-            while self._is_ours(source) and self.effects.shares(source):
-                source = self.effects.shares(source)[0]
+        done = set()
+        for path in [self._path(result) for result in self.output.all_input_nodes]:
+            result, source = path[0], path[-1]
             if source is result or not self._is_ours(source):
                 continue
             self._views.add(result)
+            if source in done:
+                continue
+            done.add(source)
             users = list(source.users)
             with self.graph.inserting_before(source.next):
                 (left,) = self.left([source])
