@@ -20,6 +20,26 @@ EVERYWHERE = (modules._global_forward_hooks, modules._global_forward_pre_hooks,
               modules._global_backward_hooks, modules._global_backward_pre_hooks)
 
 
+class CalledNorm(nn.BatchNorm2d):
+    """The batch norm of a module that calls torch's function, after it has counted the batch.
+
+    It shares all that the module has, and is always in training mode.
+    """
+
+    num_batches_tracked: Any = None  # it would count twice
+
+    def __init__(self, module: nn.Module) -> None:
+        self.__dict__.update(module.__dict__)
+        self.__dict__.update(training=True, track_running_stats=module.running_mean is not None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True,
+                            self.momentum, self.eps)
+
+
+NORMS = (nn.BatchNorm2d, CalledNorm)
+
+
 def normalised(norm: Any, x: Tensor, residual: Tensor | None,
                activation: str | None) -> Tensor | None:
     """activation(norm(x) + residual) in training mode; None where that is torch's to do.
@@ -34,7 +54,7 @@ def normalised(norm: Any, x: Tensor, residual: Tensor | None,
 
 def is_ours(norm: Any, x: Tensor, residual: Tensor | None, activation: str | None) -> bool:
     """Whether nobody watches, and the kernels can take it."""
-    if type(norm) is not nn.BatchNorm2d or is_hooked(norm) or x.dim() != 4 or (
+    if type(norm) not in NORMS or is_hooked(norm) or x.dim() != 4 or (
             x.shape[1] != norm.num_features or x.numel() == x.shape[1]):
         return False
     tensors = (x, residual, norm.weight, norm.bias, norm.running_mean, norm.running_var)

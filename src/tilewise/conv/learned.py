@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..algorithms.vendor import of_seen_pixels
@@ -21,7 +21,7 @@ from ..runtime.batch_norm import Statistics
 from ..runtime.executable import Executable
 from ..runtime.weights import channels_of, prepared
 from .again import Calls, form, is_plain_gradient, is_transformed, is_unwatched, settings
-from .batch_norm import SMOOTH, as_they_were, by_torch, follow, is_hooked, is_ours
+from .batch_norm import NORMS, SMOOTH, as_they_were, by_torch, follow, is_hooked, is_ours
 from .calls import TORCH, Call, check, gate, problem_of
 from .devices import target_of
 from .gradients import by_engine
@@ -61,7 +61,7 @@ def trained(calls: Calls, asks: Hashable, conv: Any, norm: Any, x: Tensor,
 
     `asks` is all that the modules say. Running statistics move as torch moves them.
     """
-    if type(norm) is not nn.BatchNorm2d or is_hooked(norm):
+    if type(norm) not in NORMS or is_hooked(norm):
         return None
     own, values, buffers = conv._parameters, norm._parameters, norm._buffers.get
     if not (own.keys() >= NAMES and values.keys() >= NAMES):  # some are plain attributes now

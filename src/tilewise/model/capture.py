@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_unflatten
 
+from ..conv.batch_norm import CalledNorm
 from ..conv.linear import Linear, is_worth
 from . import operations
 from .activations import MODULES, attributes
 from .deciding import forms_of
-from .effects import Effects, like_rank, name_of
+from .effects import Effects, is_counter, like_rank, name_of
 from .graphs import Graph
 from .guards import Guards, Passing, Refused, snapshot
 from .layout import LAST, Drawn, Inside
@@ -31,6 +32,7 @@ from .patterns import (
     LinearChain,
     TransposedChain,
     arguments,
+    is_in_eval_mode,
     is_quiet,
     padded_by,
 )
@@ -87,6 +89,7 @@ class Capture(Graph):
         self.steps: dict[str, Any] = dict(tracer.called)
         self.tensors = tracer.tensors
         self._note("captured")
+        self._find_counters()
         self._leave_out()
         self._ask_earlier()
         self._note("normalised")
@@ -126,12 +129,19 @@ class Capture(Graph):
     def _note(self, stage: str) -> None:
         note(stage, lambda: text_of(self.graph, self.module_of))
 
+    def _find_counters(self) -> None:
+        for node in self.graph.nodes:
+            if node.op == "get_attr":
+                node.meta["counts"] = is_counter(getattr(*self.tensors[node.target]))
+
     def _leave_out(self) -> None:
         """What hands on what it is given."""
         for node in list(self.graph.nodes):
             module = self.module_of(node)
-            if isinstance(module, nn.modules.dropout._DropoutNd) and not module.training:
-                self.guards.reads(module.__dict__, "training", False)
+            if isinstance(module, nn.modules.dropout._DropoutNd) and (
+                    module.p == 0 or not module.training):
+                name = "p" if module.p == 0 else "training"
+                self.guards.reads(module.__dict__, name, module.__dict__[name])
             elif type(module) is not nn.Identity and not is_quiet(node):
                 continue
             if node.all_input_nodes == list(node.args[:1]):
@@ -195,16 +205,30 @@ class Capture(Graph):
             self.module_of(chain.norm) or self._norm_of(chain.norm))
 
     def _norm_of(self, node: fx.Node) -> Any:
-        """The module whose numbers a function normalises with, all of them as in eval mode."""
+        """The module whose numbers a function normalises with, all of them; in training mode what
+        stands for it."""
         options = arguments(node, F_BATCH_NORM)
         owners = {self.tensors[part.target] if isinstance(part, fx.Node) and part.op == "get_attr"
                   else (None, part) for part in map(options.get, NORM)}
-        module = next(iter(owners))[0]
+        module: Any = next(iter(owners))[0]
         values = {name: getattr(module, name, None) for name in NORM}
         expected = {(module, name) if value is not None else (None, None)
                     for name, value in values.items()}
         found = isinstance(module, tuple(NORMS.values())) and owners == expected
-        return module if found and options["eps"] == getattr(module, "eps", None) else None
+        if not found or options["eps"] != getattr(module, "eps", None):
+            return None
+        if is_in_eval_mode(node):
+            return module
+        learns = options["training"] is True and options["momentum"] == module.momentum
+        return CalledNorm(module) if learns and self._moves_alone(node, module) else None
+
+    def _moves_alone(self, norm: fx.Node, module: nn.Module) -> bool:
+        """Whether nothing else reads the statistics that a norm moves: it may move them later."""
+        moved = [getattr(module, name) for name in NORM[:2]]
+        readers = {user for node in self.graph.nodes if node.op == "get_attr"
+                   for user in node.users
+                   if any(getattr(*self.tensors[node.target]) is one for one in moved)}
+        return readers <= {norm}
 
     def _conv_of(self, node: fx.Node) -> Any:
         """The module whose convolution a function is: its tensors, and its own options."""

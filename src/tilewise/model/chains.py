@@ -17,7 +17,7 @@ from ..runtime.pointwise import Pointwise
 from ..runtime.weights import made
 from .activations import of_call, of_module
 from .effects import Effects, is_number, name_of
-from .patterns import F_BATCH_NORM, arguments
+from .patterns import is_in_eval_mode
 
 # functions and methods of torch, by the name of their step in a kernel
 ARITHMETIC: dict[Any, str] = {
@@ -203,8 +203,7 @@ class Chains:
     def _norm(self, node: fx.Node, module: Any, image: Any) -> Chain | None:
         """A batch norm in eval mode that no convolution does."""
         if node.op == "call_function":
-            plain = arguments(node, F_BATCH_NORM)["training"] is False
-            module = self._norm_of(node) if plain else None
+            module = self._norm_of(node) if is_in_eval_mode(node) else None
         if module is None or module.training or not module.track_running_stats:
             return None
         if not rank_of(module) or not isinstance(image, fx.Node):

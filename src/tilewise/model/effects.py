@@ -83,6 +83,11 @@ def is_number(node: fx.Node, numbers: set[fx.Node], queries: set[str] = QUERIES)
     return bool(inputs) and numbers.issuperset(inputs) and (plain or name_of(node) == "exactly")
 
 
+def is_counter(tensor: torch.Tensor) -> bool:
+    """Whether it shares memory with nothing that is computed with: a norm's number of batches."""
+    return tensor.dim() == 0 and not tensor.is_floating_point() and not tensor.is_complex()
+
+
 class Effects:
     """Of a graph as it stands; `module_of` gives the module that a node calls, if it is torch's."""
 
@@ -91,6 +96,7 @@ class Effects:
         self._parent: dict[Any, Any] = {}
         self._at = {node: i for i, node in enumerate(graph.nodes)}
         self._writes: list[tuple[fx.Node, fx.Node]] = []  # by whom, to what
+        self._counters: dict[str, fx.Node] = {}  # the first node of each
         self._shared = {node: self.shares(node) for node in graph.nodes}
         for node, others in self._shared.items():
             for other in others:
@@ -117,6 +123,9 @@ class Effects:
 
     def shares(self, node: fx.Node) -> list[Any]:
         """Values whose memory a node's result may share; None stands for what is outside."""
+        if node.op == "get_attr" and node.meta.get("counts"):
+            first = self._counters.setdefault(str(node.target), node)
+            return [] if first is node else [first]
         if node.op in ("placeholder", "get_attr"):
             return [None]
         if node.op == "output" or name_of(node) in STATISTICS or self._is_fresh(node):
@@ -181,7 +190,8 @@ class Effects:
     @property
     def writes_outside(self) -> bool:
         """Whether anything is written to that the caller or the model holds."""
-        return any(self.root(value) is self.root(None) for _, value in self._writes)
+        outside = {self.root(held) for held in (None, *self._counters.values())}
+        return any(self.root(value) in outside for _, value in self._writes)
 
     def is_told_apart(self, alias: fx.Node) -> bool:
         """Whether it would be noticed if a node gave a copy instead of the same memory."""

@@ -42,8 +42,9 @@ class Chain:
     STEPS: tuple[str, ...] = ("_norm", "_add", "_activate", "_pool")
 
     def __init__(self, effects: Effects, module_of: Callable[[fx.Node], Any], conv: fx.Node,
-                 norm_of: Callable[[fx.Node], Any] = bool, axes: int = 2) -> None:
-        self._effects, self._module_of, self._norm_of = effects, module_of, norm_of
+                 norm_of: Callable[[fx.Node], Any] | None = None, axes: int = 2) -> None:
+        self._effects, self._module_of = effects, module_of
+        self._norm_of = norm_of or is_in_eval_mode
         self._axes = axes
         self.conv, self.links = conv, [conv]
         self.norm: fx.Node | None = None
@@ -83,7 +84,7 @@ class Chain:
         module = self._module_of(user)
         found = type(module) is NORMS[self._axes] and module.track_running_stats
         if user.target is F.batch_norm:
-            found = _arguments(user, F_BATCH_NORM)["training"] is False and self._norm_of(user)
+            found = self._norm_of(user)
         self.norm = user if found and user.args[:1] == (self.last,) else None
         return self.norm is not None
 
@@ -183,10 +184,17 @@ def padded_by(options: dict[str, Any], axes: int,
     return found["input"], [side for i in reversed(range(axes)) for side in sides[2 * i:2 * i + 2]]
 
 
+def is_in_eval_mode(norm: fx.Node) -> bool:
+    """Whether a function normalises with the numbers that it is given."""
+    return arguments(norm, F_BATCH_NORM)["training"] is False
+
+
 def is_quiet(node: fx.Node) -> bool:
     """Whether a call is a dropout that drops nothing."""
-    dropout = node.op == "call_function" and node.target in DROPOUTS
-    return dropout and arguments(node, F_DROPOUT)["training"] is False
+    if node.op != "call_function" or node.target not in DROPOUTS:
+        return False
+    options = arguments(node, F_DROPOUT)
+    return options["training"] is False or options["p"] == 0
 
 
 def arguments(node: fx.Node, defaults: dict[str, Any]) -> dict[str, Any]:
