@@ -32,7 +32,7 @@ ADDED = "n2c37h9w19k21r3s3p1_f32_forward+bias+residual+relu+pool2"
 FEW = "n2c3h9w19k21r3s3u1x2p1_f32_forward"  # a row of taps is one of the depth's
 LONG = "n1c600h3w5k21r3s3p1_f32_forward"  # the depth takes two passes
 MANY = "n1c1100h5w9k21r1s1_f32_forward"  # and five, of two lengths
-SPLIT, GATHER = parts.split, direct_prepare._Vector._gather
+SPLIT, JOINED = parts.split, direct_prepare._Joined._place
 PAIRS, LARGEST = parts.split_pairs, direct_amx._Direct._largest
 WEIGHT = "n2c37h17w19k40r3s3p1_f32_backward_weight"  # three tiles of rows, several blocks
 ODD = "n3c83h7w7k43r1s1_f32_backward_weight"  # pixels are packed from where they lie
@@ -124,8 +124,8 @@ MUTATIONS = {
     "padding beside joined taps is not cleared": Mutation(
         replaced(direct_amx, "emit_zero", lambda *_: None), "cpu_direct_bf16", FEW),
     "joined taps are in another order": Mutation(
-        replaced(direct_prepare._Vector, "_gather", lambda self, value, tap: GATHER(
-            self, value % 3 * 3 + value // 3, tap)), "cpu_direct_bf16", FEW),
+        replaced(direct_prepare._Joined, "_place", lambda self, value: JOINED(
+            self, value % 3 * 3 + value // 3)), "cpu_direct_bf16", FEW),
     "a row of joined taps lies among the packed ones": Mutation(
         changed(direct_amx.Geometry, "sums_start", lambda start: start - 64), "cpu_direct_bf16",
         FEW),

@@ -12,7 +12,6 @@ from support.matrix_unit import needs_amx
 from tilewise.bench.guarded import launch_guarded
 from tilewise.core import Problem, Schedule, Target
 from tilewise.core.isa import ISA
-from tilewise.kernels.cpu.emit.launch import launcher
 from tilewise.kernels.cpu.matrix import direct as direct_amx
 from tilewise.kernels.cpu.matrix.winograd import Geometry
 from tilewise.kernels.cpu.prepare import direct_matrix as direct_prepare
@@ -41,9 +40,10 @@ def run_direct() -> list[str]:
         p = Problem(1, c, r, taps, k, r, taps)
         g = direct_amx.Geometry(p, Schedule(vectors=vectors), 16, products)
         weight = torch.randn(k, c, r, taps, generator=torch.Generator().manual_seed(k))
-        for side, given in (("start", weight),
+        filters = weight.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)  # side by side
+        for side, given in (("start", weight), ("end", filters), ("start", filters),
                             ("end", weight.contiguous(memory_format=torch.channels_last))):
-            launch = launcher(direct_prepare.make, p, g.s, ISA["amx"], products)
+            launch = direct_prepare.launch_for(g, ISA["amx"])
             found = prepared(launch, g, given, side).view(torch.int32)
             if not torch.equal(found, g.pack_weight(weight).view(torch.int32)):
                 wrong.append(f"{p} {g.s} {side}")

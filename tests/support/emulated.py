@@ -221,7 +221,7 @@ def _prepare(p: Problem, s: Schedule, t: Target, weight: torch.Tensor,
     assert t.row.matrix is not None
     geometry = direct_matrix.Geometry(p, s, t.lanes, products, t.row.matrix)
     values = weight.as_strided((weight.numel(),), (1,), 0)
-    return launch_guarded(launch.launcher(direct_matrix.make, p, s, t.row, products),
+    return launch_guarded(direct_matrix.launch_for(geometry, t.row),
                           {"x": torch.tensor(weight.stride()), "weight": values},
                           {"y": geometry.weight_floats}, 1, t.threads, "end")["y"]
 
