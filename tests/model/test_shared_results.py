@@ -75,3 +75,21 @@ def test_results_share_what_torchs_share(form: str, grad: bool,
                 assert torch.allclose(one.grad, other.grad, atol=1e-3, rtol=1e-4)
     assert made
     assert all(one.is_channels_last for one in made) == (form != "one of two")
+
+
+def test_sums_of_tuples_lie_as_torchs() -> None:
+    class Tuples(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            y = self.b(self.a(x))
+            return (*(y.split([3, 5], 1) + (y * 2,)), self.a(x))
+
+    theirs = Tuples()
+    ours, x = tilewise.optimize(copy.deepcopy(theirs)), torch.randn(2, 3, 8, 8)
+    for _ in range(2):
+        for one, other in zip(ours(x), theirs(x), strict=True):
+            assert torch.allclose(one, other, atol=1e-4)
+            assert one.stride() == other.stride()

@@ -20,20 +20,34 @@ EVERYWHERE = (modules._global_forward_hooks, modules._global_forward_pre_hooks,
               modules._global_backward_hooks, modules._global_backward_pre_hooks)
 
 
-class CalledNorm(nn.BatchNorm2d):
-    """The batch norm of a module that calls torch's function, after it has counted the batch.
+class CalledNorm(nn.Module):
+    """What a function normalises with: the tensors of a module, where that has them now.
 
-    It shares all that the module has, and is always in training mode.
+    Mode, momentum and eps are those of the call, whatever the module's are.
     """
 
-    num_batches_tracked: Any = None  # it would count twice
+    num_batches_tracked = None  # the graph counts
+    of: Any
 
-    def __init__(self, module: nn.Module) -> None:
-        self.__dict__.update(module.__dict__)
-        self.__dict__.update(training=True, track_running_stats=module.running_mean is not None)
+    def __init__(self, module: nn.Module, training: bool, momentum: float, eps: float) -> None:
+        self.__dict__.update(of=module, training=training, momentum=momentum, eps=eps)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "of":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.of, name)
+
+    @property
+    def track_running_stats(self) -> bool:
+        return self.of.running_mean is not None
+
+    def train(self, mode: bool = True) -> CalledNorm:
+        """It stays as it is."""
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True,
+        of = self.of
+        return F.batch_norm(x, of.running_mean, of.running_var, of.weight, of.bias, self.training,
                             self.momentum, self.eps)
 
 

@@ -13,7 +13,7 @@ from ..conv.linear import Linear, is_worth
 from . import operations
 from .activations import MODULES, attributes
 from .deciding import forms_of
-from .effects import Effects, is_counter, like_rank, name_of
+from .effects import Effects, is_whole_number, like_rank, name_of, only_adds
 from .graphs import Graph
 from .guards import Guards, Passing, Refused, snapshot
 from .layout import LAST, Drawn, Inside
@@ -32,7 +32,6 @@ from .patterns import (
     LinearChain,
     TransposedChain,
     arguments,
-    is_in_eval_mode,
     is_quiet,
     padded_by,
 )
@@ -89,7 +88,9 @@ class Capture(Graph):
         self.steps: dict[str, Any] = dict(tracer.called)
         self.tensors = tracer.tensors
         self._note("captured")
-        self._find_counters()
+        self._called: dict[fx.Node, CalledNorm | None] = {}  # for which function
+        if not any(map(is_whole_number, tensors_of(leaves))):  # which could be the same
+            self._find_counters()
         self._leave_out()
         self._ask_earlier()
         self._note("normalised")
@@ -130,9 +131,18 @@ class Capture(Graph):
         note(stage, lambda: text_of(self.graph, self.module_of))
 
     def _find_counters(self) -> None:
-        for node in self.graph.nodes:
-            if node.op == "get_attr":
-                node.meta["counts"] = is_counter(getattr(*self.tensors[node.target]))
+        """Numbers that are only added to, as norms count batches: they share memory with nothing
+        that is read. `meta` has which one it is."""
+        known: dict[int, list[fx.Node]] = {}
+        for node in (node for node in self.graph.nodes if node.op == "get_attr"):
+            tensor: Tensor = getattr(*self.tensors[node.target])
+            if is_whole_number(tensor):
+                whole = tensor._base if tensor._is_view() else tensor
+                known.setdefault(id(whole), []).append(node)
+        for which, nodes in known.items():
+            if all(only_adds(user, node) for node in nodes for user in node.users):
+                for node in nodes:
+                    node.meta["counts"] = which
 
     def _leave_out(self) -> None:
         """What hands on what it is given."""
@@ -204,23 +214,29 @@ class Capture(Graph):
         return None if chain.norm is None else (
             self.module_of(chain.norm) or self._norm_of(chain.norm))
 
-    def _norm_of(self, node: fx.Node) -> Any:
-        """The module whose numbers a function normalises with, all of them; in training mode what
-        stands for it."""
+    def _norm_of(self, node: fx.Node) -> CalledNorm | None:
+        """What stands for a function that normalises with all numbers of one module."""
+        if node not in self._called:
+            self._called[node] = self._found_norm(node)
+        return self._called[node]
+
+    def _found_norm(self, node: fx.Node) -> CalledNorm | None:
         options = arguments(node, F_BATCH_NORM)
-        owners = {self.tensors[part.target] if isinstance(part, fx.Node) and part.op == "get_attr"
-                  else (None, part) for part in map(options.get, NORM)}
-        module: Any = next(iter(owners))[0]
-        values = {name: getattr(module, name, None) for name in NORM}
-        expected = {(module, name) if value is not None else (None, None)
-                    for name, value in values.items()}
-        found = isinstance(module, tuple(NORMS.values())) and owners == expected
-        if not found or options["eps"] != getattr(module, "eps", None):
+        owners = [self.tensors[part.target] if isinstance(part, fx.Node) and part.op == "get_attr"
+                  else (None, part) for part in map(options.get, NORM)]
+        module: Any = next((owner for owner, _ in owners if owner is not None), None)
+        known = isinstance(module, tuple(NORMS.values()))
+        if not known or owners != [
+                (None, None) if getattr(module, name, None) is None else (module, name)
+                for name in NORM]:
             return None
-        if is_in_eval_mode(node):
-            return module
-        learns = options["training"] is True and options["momentum"] == module.momentum
-        return CalledNorm(module) if learns and self._moves_alone(node, module) else None
+        training, numbers = options["training"], (options["momentum"], options["eps"])
+        if type(training) is not bool or not all(type(one) in (int, float) for one in numbers):
+            return None
+        # in eval mode, a batch's own numbers are no running ones, which could be folded
+        if training and not (module.training and self._moves_alone(node, module)):
+            return None
+        return CalledNorm(module, training, *numbers)
 
     def _moves_alone(self, norm: fx.Node, module: nn.Module) -> bool:
         """Whether nothing else reads the statistics that a norm moves: it may move them later."""

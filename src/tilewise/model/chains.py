@@ -41,7 +41,8 @@ POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool3d, nn.
 
 def rank_of(module: Any) -> int:
     """Of what a batch norm takes; 0 for what is none."""
-    return next((rank for kind, rank in NORMS.items() if isinstance(module, kind)), 0)
+    known = getattr(module, "of", module)  # a function's stands for a module
+    return next((rank for kind, rank in NORMS.items() if isinstance(known, kind)), 0)
 
 
 class Chain:

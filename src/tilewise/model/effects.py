@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 IN_PLACE = {getattr(operator, name) for name in (
     "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
@@ -50,6 +51,7 @@ BY_LAYOUT = {"view", "reshape", "flatten", "contiguous", "ravel", "unflatten", "
 SEES_LAYOUT = {"as_strided", "as_strided_", "stride", "is_contiguous", "storage", "untyped_storage",
                "storage_offset", "data_ptr", "set_", "resize_", "resize_as_", "numpy",
                "as_strided_scatter", "is_set_to"}
+TUPLES = {"split", "chunk", "unbind", "tensor_split", "split_with_sizes"}  # which give such
 NUMBERS = {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"}
 
 
@@ -83,9 +85,17 @@ def is_number(node: fx.Node, numbers: set[fx.Node], queries: set[str] = QUERIES)
     return bool(inputs) and numbers.issuperset(inputs) and (plain or name_of(node) == "exactly")
 
 
-def is_counter(tensor: torch.Tensor) -> bool:
-    """Whether it shares memory with nothing that is computed with: a norm's number of batches."""
-    return tensor.dim() == 0 and not tensor.is_floating_point() and not tensor.is_complex()
+def is_whole_number(tensor: torch.Tensor) -> bool:
+    """Whether it may be a norm's number of batches."""
+    if is_lazy(tensor) or tensor.dim() != 0:
+        return False
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def only_adds(user: fx.Node, counter: fx.Node) -> bool:
+    """Whether it adds numbers to a counter, and nothing reads the sum."""
+    adds = user.target is operator.iadd or (user.op == "call_method" and user.target == "add_")
+    return adds and not user.users and user.all_input_nodes == [counter] == list(user.args[:1])
 
 
 class Effects:
@@ -96,13 +106,15 @@ class Effects:
         self._parent: dict[Any, Any] = {}
         self._at = {node: i for i, node in enumerate(graph.nodes)}
         self._writes: list[tuple[fx.Node, fx.Node]] = []  # by whom, to what
-        self._counters: dict[str, fx.Node] = {}  # the first node of each
+        self._counters: dict[int, fx.Node] = {}  # the first node of each
         self._shared = {node: self.shares(node) for node in graph.nodes}
         for node, others in self._shared.items():
             for other in others:
                 self._join(node, other)
         for node in graph.nodes:
             self._writes += [(node, other) for other in self.written(node)]
+        self._unknown = [node for node in graph.nodes
+                         if node.op == "call_module" and module_of(node) is None]
 
     def root(self, node: Any) -> Any:
         """What stands for all that may share memory with a value."""
@@ -116,6 +128,10 @@ class Effects:
     def at(self, node: fx.Node) -> int:
         return self._at[node]
 
+    def takes_place(self, new: fx.Node, old: fx.Node) -> None:
+        """A node that the graph did not have shares memory with whatever another did."""
+        self._join(new, old)
+
     def _join(self, a: Any, b: Any) -> None:
         a, b = self.root(a), self.root(b)
         if a is not b:
@@ -123,8 +139,8 @@ class Effects:
 
     def shares(self, node: fx.Node) -> list[Any]:
         """Values whose memory a node's result may share; None stands for what is outside."""
-        if node.op == "get_attr" and node.meta.get("counts"):
-            first = self._counters.setdefault(str(node.target), node)
+        if node.op == "get_attr" and "counts" in node.meta:
+            first = self._counters.setdefault(node.meta["counts"], node)
             return [] if first is node else [first]
         if node.op in ("placeholder", "get_attr"):
             return [None]
@@ -186,6 +202,10 @@ class Effects:
         return any(self._at[first] < self._at[node] < self._at[last]
                    and self.root(value) in roots and node not in but
                    for node, value in self._writes)
+
+    def is_unknown_between(self, first: fx.Node, last: fx.Node) -> bool:
+        """Whether a module is called there that may read whatever the model has."""
+        return any(self._at[first] < self._at[node] < self._at[last] for node in self._unknown)
 
     @property
     def writes_outside(self) -> bool:
@@ -249,6 +269,13 @@ def sees_layout(node: fx.Node) -> bool:
     if name == "view" and _is_dtype([*node.args[1:], *node.kwargs.values()]):
         return True
     return node.op in ("call_function", "call_method") and name in SEES_LAYOUT
+
+
+def joins_tuples(node: fx.Node) -> bool:
+    """Whether a sum is one of tuples, whose images nobody sees one by one."""
+    return node.target in (operator.add, operator.iadd) and any(
+        isinstance(arg, tuple | list) or (isinstance(arg, fx.Node) and name_of(arg) in TUPLES)
+        for arg in node.args)
 
 
 def like_rank(node: fx.Node, module: Any) -> list[fx.Node]:

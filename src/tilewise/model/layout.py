@@ -13,7 +13,15 @@ from ..conv.again import is_transformed, is_unwatched
 from ..conv.calls import is_channels_last
 from ..runtime.images import pitch_of
 from ..runtime.turning import LAST, laid_out
-from .effects import Effects, depends_on_layout, is_query, is_random, name_of, sees_layout
+from .effects import (
+    Effects,
+    depends_on_layout,
+    is_query,
+    is_random,
+    joins_tuples,
+    name_of,
+    sees_layout,
+)
 from .native import function_of
 
 SIGNAL = 3  # the rank of what lies channels-last between convolutions only: torch has no such
@@ -130,7 +138,7 @@ class Inside:
 
     def is_safe(self) -> bool:
         """Whether nobody can tell how images lie, and what shares memory still does."""
-        if any(map(sees_layout, self.nodes)):
+        if any(map(sees_layout, self.nodes)) or any(map(joins_tuples, self.nodes)):
             return False
         if any(depends_on_layout(node, self.module_of(node)) and self.effects.is_told_apart(node)
                for node in self.nodes):

@@ -48,6 +48,7 @@ class Chain:
         self._axes = axes
         self.conv, self.links = conv, [conv]
         self.norm: fx.Node | None = None
+        self.learns = False  # whether the norm moves statistics, as far as is known
         self.residual: fx.Node | None = None
         self.adds_in_place = False
         self.activation: str | None = None
@@ -70,22 +71,26 @@ class Chain:
     def replace_by(self, graph: fx.Graph, node: fx.Node) -> None:
         """Let a node take the place of the whole chain."""
         self.last.replace_all_uses_with(node)
+        self._effects.takes_place(node, self.last)
         for link in reversed(self.links):
             graph.erase_node(link)
 
     def _may_join(self, user: fx.Node) -> bool:
         if not self._effects.knows(user):
             return False  # another chain's call
-        operands = [None, *self.conv.all_input_nodes, *user.all_input_nodes]
-        operands = [value for value in operands if value not in self.links]
+        operands = [None, *(value for link in (*self.links, user) for value in link.all_input_nodes
+                            if value not in self.links)]
+        if self.learns and self._effects.is_unknown_between(self.links[1], user):
+            return False  # statistics move with the last link
         return not self._effects.is_written_between(self.conv, user, operands, set(self.links))
 
     def _norm(self, user: fx.Node) -> bool:
         module = self._module_of(user)
         found = type(module) is NORMS[self._axes] and module.track_running_stats
         if user.target is F.batch_norm:
-            found = self._norm_of(user)
+            module = found = self._norm_of(user)
         self.norm = user if found and user.args[:1] == (self.last,) else None
+        self.learns = self.norm is not None and getattr(module, "training", False)
         return self.norm is not None
 
     def _add(self, user: fx.Node) -> bool:
