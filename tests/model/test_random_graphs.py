@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tilewise.bench.guarded import GuardedMemory
-from tilewise.bench.networks import Family, judged
+from tilewise.bench.networks import Family, judged, may_write
 from tilewise.kernels.cpu import memory
 from tilewise.model import binding, chains
+from tilewise.model.effects import Effects
 from tilewise.runtime import arena, program
 
 COUNT = 3000 if os.environ.get("TILEWISE_LONG") else 12
@@ -21,6 +22,12 @@ CHUNKS = 4
 def test_programs_of_random_graphs(chunk):
     found = [judged(seed)[1] for seed in range(chunk, COUNT, CHUNKS)]
     assert sum(found) > 0.9 * len(found)  # else little is tested
+
+
+def test_networks_that_write_to_what_others_read():
+    family = Family("any")
+    for seed in filter(may_write, range(80)):
+        judged(seed, family, 2)
 
 
 def wrong_stays(stays, right=arena.placed):
@@ -44,6 +51,7 @@ FAULTS = {
     "views": lambda patch: patch.setattr(binding.Binder, "_kept", wrong_offset),
     "affine": lambda patch: patch.setattr(
         chains, "_scale", lambda *args, right=chains._scale: right(*args)[::-1]),
+    "writes": lambda patch: patch.setattr(Effects, "is_written_between", lambda *_: False),
     "arithmetic": lambda patch: patch.setattr(
         chains, "ARITHMETIC", {**chains.ARITHMETIC, torch.add: "sub"}),
 }
@@ -54,6 +62,8 @@ def check_all():
     family = Family("any")
     for seed in range(24):
         judged(seed, family, 2) if seed % 2 else judged(seed)
+    for seed in filter(may_write, range(24, 160)):
+        judged(seed, family)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

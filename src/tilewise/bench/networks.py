@@ -25,6 +25,7 @@ MODULES = [nn.ReLU, nn.SiLU, nn.Hardswish, nn.GELU, nn.Sigmoid]
 CHANNELS = (3, 4, 8, 12, 16, 17, 24)
 SMALLEST, LARGEST = 5, 24  # images, before what a network does with them
 WIDTHS, FORMS, AREAS = 2, 4, 6  # of a family
+WRITING = 0.25  # of the networks may write to what others read
 
 
 class Form(NamedTuple):
@@ -108,12 +109,18 @@ class Op(nn.Module):
         return self.run(self, *[values[place] for place in self.places])
 
 
+def may_write(seed: int) -> bool:
+    """Whether a network writes to what others read, if that is drawn."""
+    return random.Random(f"writes of {seed}").random() < WRITING
+
+
 class Net(nn.Module):
     """`count` random operations; some of the values are results."""
 
     def __init__(self, seed: int, family: Family | None = None, count: int = 12) -> None:
         super().__init__()
         self.rng = rng = Hand(seed, family)
+        self.kinds = KINDS + WRITES if may_write(seed) else KINDS
         torch.manual_seed(seed)
         self.shape = (rng.choice((1, 1, 2)), rng.images(), *rng.area())
         shapes: list[tuple[int, ...]] = [self.shape]
@@ -130,7 +137,7 @@ class Net(nn.Module):
                 shapes.append(tuple(made.shape))
         last = rng.sample(range(1, count), rng.randint(0, 2))
         self.results = [count, *last]
-        del self.rng
+        del self.rng, self.kinds
 
     def forward(self, x: Tensor) -> Any:
         values = [x]
@@ -140,7 +147,7 @@ class Net(nn.Module):
         return found[0] if len(found) == 1 else tuple(found)
 
     def _draw(self, shapes: list[tuple[int, ...]]) -> Op:
-        kind = self.rng.choice(KINDS)
+        kind = self.rng.choice(self.kinds)
         place = self.rng.place(shapes, kind in WEIGHTED)
         return kind(self.rng, place, shapes[place], shapes)
 
@@ -265,6 +272,48 @@ def in_place(rng, place, shape, shapes):
     return Op([place], run)
 
 
+def called(rng, place, shape, shapes):
+    """Functions with the tensors of modules, whose mode does not matter."""
+    c, k, form = shape[1], rng.width(), rng.form()
+    layer, norm = nn.Conv2d(c, k, form.size, 1, form.size // 2, bias=form.bias), nn.BatchNorm2d(k)
+    nn.init.uniform_(norm.running_mean, -0.5, 0.5)
+    function, eps = rng.activation(), rng.choice((1e-5, 1e-3))
+
+    def run(self: Any, x: Tensor) -> Tensor:
+        y = F.conv2d(x, self.conv.weight, self.conv.bias, 1, form.size // 2)
+        return function(F.batch_norm(y, self.norm.running_mean, self.norm.running_var,
+                                     self.norm.weight, self.norm.bias, False, 0.1, eps))
+
+    return Op([place], run, conv=layer, norm=norm)
+
+
+# what others have is written to, also their views: whoever reads it later sees that
+
+
+def written(rng, place, shape, shapes):
+    half, other = max(1, shape[1] // 2), _same(rng, shapes, shape)
+    run = rng.choice([lambda self, x, y: x.relu_(), lambda self, x, y: x.add_(1),
+                      lambda self, x, y: F.silu(x, inplace=True), lambda self, x, y: x.add_(y),
+                      lambda self, x, y: x[:, :half].mul_(0.5),
+                      lambda self, x, y: x.copy_(y * 0.5)])
+    return Op([place, other], run)
+
+
+def summed(rng, place, shape, shapes):
+    """A convolution, a sum and an activation; what was added may be written to on the way."""
+    c, other = shape[1], rng.choice(range(len(shapes)))
+    function, write = rng.activation(), rng.choice((
+        lambda r: r, lambda r: r * 2, lambda r: r.relu_(), lambda r: r.mul_(-1)))
+    layer = nn.Conv2d(c, shapes[other][1], 1)
+
+    def run(self: Any, x: Tensor, r: Tensor) -> Tensor:
+        y = self.body(F.adaptive_avg_pool2d(x, r.shape[2:])) + r
+        write(r)
+        return function(y)
+
+    return Op([place, other], run, body=layer)
+
+
 def up(rng, place, shape, shapes):
     return Op([place], lambda self, x: self.body(x),
               body=nn.ConvTranspose2d(shape[1], rng.width(), 2, 2))
@@ -273,7 +322,8 @@ def up(rng, place, shape, shapes):
 KINDS = [conv, conv, conv, conv, depthwise, norm, activation, arithmetic, arithmetic, scaled,
          excited, cat, cat, sliced, sliced, pooled, resized, centred, totals, totals,
          halves, by_torch, in_place, up]
-WEIGHTED = {conv, depthwise, excited, up}  # code of theirs is for so many channels
+WRITES = [called, called, written, written, summed, summed]
+WEIGHTED = {conv, depthwise, excited, up, called, summed}  # code of theirs is for so many channels
 
 
 # judging one
@@ -336,8 +386,8 @@ def _run(seed: int, shape: tuple[int, ...], net: Net, model: nn.Module, exact: n
         model(torch.randn(shape))
     x = torch.randn(shape)
     with swapped(program, "memory", GuardedMemory()):
-        found = model(x)
-    plain, expected = net(x), exact(x.double())
+        found = model(x.clone())
+    plain, expected = net(x.clone()), exact(x.double())
     if [a.shape for a in _leaves(found)] != [b.shape for b in _leaves(plain)]:
         raise Mismatch(f"network {seed} with {shape}: other shapes than torch's")
     error, limit = _off(found, expected), SLACK + TIMES * _off(plain, expected)
