@@ -30,6 +30,7 @@ from .results import Result, understood
 
 PROBLEMS, SHARED = 800, 400  # of each algorithm in a shard; of those, with one code
 NETWORKS, SIZES = 2000, 3  # of a shard, which are a family; most sizes that each runs with
+LEARNING = 500  # networks of a shard that learn
 FILTERS, FORMATS = 60, 3  # of a shard; types and sizes that filters share
 LIMIT = 4 * 3600  # seconds of a shard, which may have little of a core
 KIND = "deep"
@@ -205,6 +206,20 @@ def _networks(shard: Shard, found: Found) -> None:
             found.wrong.append(f"network {seed} on {shard.row}: {problem!r}")
 
 
+def _learning(shard: Shard, found: Found) -> None:
+    from .learning import Unable, learned
+    from .networks import Family
+
+    family = Family(f"{shard.seed} on {shard.row}")
+    for seed in range(LEARNING * shard.seed, LEARNING * (shard.seed + 1)):
+        try:
+            found.add("networks that learn", learned(seed, family))
+        except Unable:
+            continue
+        except Exception as problem:
+            found.wrong.append(f"network {seed} on {shard.row}, learning: {problem!r}")
+
+
 def _filters(shard: Shard, found: Found) -> None:
     from .filter_cases import checked, random_case, random_format, released
 
@@ -221,7 +236,7 @@ def _filters(shard: Shard, found: Found) -> None:
 
 
 PARTS: dict[str, Callable[[Shard, Found], None]] = {
-    "problems": _problems, "networks": _networks, "filters": _filters}
+    "problems": _problems, "networks": _networks, "learning": _learning, "filters": _filters}
 
 
 def totals(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -19,7 +19,7 @@ Deep = Annotated[bool, typer.Option(
 Seeds = Annotated[str, typer.Option(help="With --deep: the first seed and the one behind the "
                                          "last, such as 0:100.")]
 Parts = Annotated[list[str] | None, typer.Option(
-    "--part", help="With --deep: problems, networks or filters; all if not given.")]
+    "--part", help="With --deep: problems, networks, learning or filters; all if not given.")]
 Rows = Annotated[list[str] | None, typer.Option(
     "--row", help="With --deep: ISA rows; all that this machine has if not given.")]
 Checked = Annotated[bool, typer.Option(
