@@ -407,3 +407,69 @@ def test_a_call_that_drops_nothing(drop: Any) -> None:
             found.append((model(x), torch.rand(1)))
         assert torch.allclose(found[0][0], found[1][0], atol=1e-5)
         assert found[0][1] == found[1][1]
+
+
+# norms that no convolution does
+
+
+class Before(nn.Module):
+    """Norms before convolutions, as DenseNet has them: with an activation, alone, called."""
+
+    def __init__(self, called: bool) -> None:
+        super().__init__()
+        kind = (lambda c: NormAct(c, nn.Identity())) if called else nn.BatchNorm2d
+        self.first, self.norms = nn.Conv2d(3, 8, 3), nn.ModuleList([kind(8), kind(16), kind(16)])
+        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(16, 16, 1)
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.first(x), 2)
+        x = torch.cat([x, self.a(F.relu(self.norms[0](x)))], 1)
+        x = self.b(F.silu(self.norms[1](x)))
+        return self.last((self.norms[2](x * 2) * 0.5).mean((2, 3)))
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_norms_before_convolutions_learn(called: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+
+    def watched(norm: Any, x: Tensor, residual: Any, activation: Any) -> Tensor | None:
+        found.append((activation, type(norm)))
+        return batch_norm.normalised(norm, x, residual, activation)
+
+    monkeypatch.setattr("tilewise.model.chains.normalised", watched)
+    torch.manual_seed(0)
+    compare(Before(called))
+    assert {activation for activation, _ in found} == {"relu", "silu", None}
+    assert len(found) == 3 * 4
+
+
+def test_they_are_as_exact_as_torch_in_planes() -> None:
+    """PyTorch's own norm of channels-last images is off by a hundred times as much."""
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.norm = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 8, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.norm(F.max_pool2d(self.a(x), 2) * 0.01 + 5))
+
+    torch.manual_seed(0)
+    theirs = Net()
+    ours, x = tilewise.optimize(copy.deepcopy(theirs)), torch.randn(2, 3, 32, 32)
+    right = copy.deepcopy(theirs).double()(x.double())
+    error, torchs = ((y - right).norm() / right.norm() for y in (ours(x), theirs(x)))
+    assert error < 3 * torchs
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_their_modes_take_turns(first: bool) -> None:
+    torch.manual_seed(0)
+    theirs = Before(False)
+    ours, x = tilewise.optimize(copy.deepcopy(theirs)), torch.randn(4, 3, 12, 12)
+    for grad in (True, False):
+        for mode in (first, not first, first, True, False, True):
+            with torch.set_grad_enabled(grad):
+                assert torch.allclose(ours.train(mode)(x), theirs.train(mode)(x), atol=1e-4)
+    for one, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)

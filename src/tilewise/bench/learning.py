@@ -24,6 +24,8 @@ class Unable(Exception):
 def learned(seed: int, family: Family | None = None) -> float:
     """The largest share of its bound that an error takes, after some steps of one network."""
     net = Net(seed, family).train()
+    if not list(net.parameters()):
+        raise Unable("nothing in it learns")
     exact, ours = copy.deepcopy(net).double(), optimize(copy.deepcopy(net))
     try:
         right = _steps(exact, net.shape)

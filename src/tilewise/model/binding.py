@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..conv.again import PLAIN
+from ..conv.batch_norm import CalledNorm
 from ..conv.linear import Linear
 from ..core.plan import Plan
 from ..core.watching import telling
@@ -63,7 +64,7 @@ class Binder:
         modules = [self._modules[str(node.target)] for node in self._graph.nodes
                    if node.op == "call_module"]
         parts = [part for module in modules for part in (module, *getattr(module, "parts", ()))]
-        if any(isinstance(part, _NormBase) and part.training for part in parts):
+        if any(isinstance(part, _NormBase | CalledNorm) and part.training for part in parts):
             return Refused("a norm learns")
         if any(isinstance(module, Drawn) for module in modules) or any(
                 is_random(node, self._module_of(node)) for node in self._graph.nodes):

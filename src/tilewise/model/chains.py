@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from ..conv.batch_norm import normalised
 from ..conv.excitation import scaled
-from ..core.activations import SLOPED
+from ..core.activations import SLOPED, is_activation
 from ..kernels.cpu.between.pointwise import LARGEST, arguments_of
 from ..runtime.pointwise import Pointwise
 from ..runtime.weights import made
 from .activations import of_call, of_module
 from .effects import Effects, is_number, name_of
-from .patterns import is_in_eval_mode
 
 # functions and methods of torch, by the name of their step in a kernel
 ARITHMETIC: dict[Any, str] = {
@@ -65,13 +65,25 @@ class Chain:
         return " ".join(step[1] for step in self.steps)
 
     @property
+    def learns(self) -> bool:
+        """Whether a norm in it does, as far as is known."""
+        return any(norm.training for norm in self.norms)
+
+    @property
     def fits(self) -> bool:
         return len(self.operands) + 2 * len(self.norms) <= MOST
 
     def learn(self) -> Callable[..., Tensor | None] | None:
-        """What computes it with a gradient: a product of two alone, if they are such."""
-        plain = len(self.nodes) == 1 and len(self.operands) == 2
-        return scaled if plain and self.last.target in PRODUCTS else None
+        """What computes it with a gradient: a product of two alone, if they are such, or a norm
+        with its activation."""
+        alone = len(self.nodes) == 1 and len(self.operands) == 2
+        if alone and self.last.target in PRODUCTS:
+            return scaled
+        names = [step[1] for step in self.steps]
+        if len(self.norms) == len(self.operands) == 1 and names[0] == "fma" and (
+                len(names) == 1 or (len(names) == 2 and is_activation(names[1]))):
+            return LearnedNorm(self.norms[0], *names[1:])
+        return None
 
     def run(self) -> Fused:
         """What computes it; it is called with the operands."""
@@ -85,6 +97,17 @@ class Chain:
         steps = [(name, *(arg if isinstance(arg, float) else numbers[arg] for arg in args))
                  for _, name, *args in self.steps]
         return Fused(steps, len(self.operands), self.norms)
+
+
+class LearnedNorm:
+    """A batch norm that no convolution does, where it learns, with the activation behind it."""
+
+    def __init__(self, norm: Any, activation: str | None = None) -> None:
+        self._norm, self._activation = norm, activation
+
+    def __call__(self, x: Any) -> Tensor | None:
+        learns = self._norm.training and isinstance(x, Tensor)
+        return normalised(self._norm, x, None, self._activation) if learns else None
 
 
 class Fused:
@@ -164,14 +187,14 @@ class Chains:
 
     def _look(self, node: fx.Node) -> None:
         own = self._chain(node)
-        if own is None or not self._may_move(node):
+        if own is None or not (own.learns or self._may_move(node)):
             return
         whole = own
         for source in own.operands:
             before = self.found.get(source)
             if before is None or (source in self._small and node not in self._small):
                 continue  # a small chain in a large one would be computed for every pixel
-            if len(source.users) == 1 and self._stays(before, node):
+            if len(source.users) == 1 and self._stays(before, node) and self._suit(before, own):
                 joined = self._joined(before, whole)
                 whole = joined if joined.fits else whole
         for node_ in whole.nodes[:-1]:
@@ -202,10 +225,10 @@ class Chains:
         return Chain([node], [image], [], [(node, step, image)])
 
     def _norm(self, node: fx.Node, module: Any, image: Any) -> Chain | None:
-        """A batch norm in eval mode that no convolution does."""
+        """A batch norm that no convolution does."""
         if node.op == "call_function":
-            module = self._norm_of(node) if is_in_eval_mode(node) else None
-        if module is None or module.training or not module.track_running_stats:
+            module = self._norm_of(node)
+        if module is None or not (module.training or module.track_running_stats):
             return None
         if not rank_of(module) or not isinstance(image, fx.Node):
             return None
@@ -235,6 +258,13 @@ class Chains:
         norms = [*before.norms, *(norm for norm in after.norms if norm not in before.norms)]
         nodes = sorted({*before.nodes, *after.nodes}, key=self.effects.at)
         return Chain(nodes, operands, norms, [*before.steps, *after.steps])
+
+    def _suit(self, before: Chain, own: Chain) -> bool:
+        """A norm that learns is alone with its activation, and moves with it."""
+        if not (before.learns or own.learns):
+            return True
+        return (not own.learns and len(before.nodes) == 1 and is_activation(own.steps[0][1])
+                and not self.effects.is_unknown_between(before.last, own.last))
 
     def _stays(self, before: Chain, node: fx.Node) -> bool:
         """Whether what a chain reads is still the same where a later node stands."""
