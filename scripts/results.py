@@ -81,6 +81,16 @@ MADE = {
         "regnet_y_1_6gf --precision highest high -o training_unit.json",
         "python benchmarks/training.py shufflenet_v2_x1_0:2 --rounds 2 --no-compile "
         "-o training_unit.json"),
+    "training_zoo": Made(
+        "python benchmarks/training.py seresnet50:4 densenet121:4 squeezenet1_0:8 "
+        "convnext_tiny:4 googlenet:8 inception_v3:4 wide_resnet50_2:4 resnext50_32x4d:4 "
+        "hrnet_w18_small:4 cspdarknet53:4 ghostnet_100:8 mobilenetv4_conv_medium:8 "
+        "efficientnetv2_rw_t:4 resnest26d:4 dla34:4 res2net50_26w_4s:4 convnextv2_nano:4 "
+        "repvgg_a2:4 fastvit_t8:4 yolov8n:4 yolov8s:2 yolo11n:4 yolo26n:4 deeplabv3:2 smp_unet:2 "
+        "smp_fpn:2 text_detector:2 esrgan:1 dncnn:4 sd_vae:1 monai_unet:2 audio1d:4 seg3d:2 "
+        "--no-compile --rounds 9 -o training_zoo.json",
+        "python benchmarks/training.py shufflenet_v2_x1_0:2 --rounds 2 --no-compile "
+        "-o training_zoo.json"),
     "training_blocks": Made("python benchmarks/training_blocks.py "
                             "-o training_blocks.json",
                             "python benchmarks/training_blocks.py --seeds 0 4 "

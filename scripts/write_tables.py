@@ -375,7 +375,7 @@ def _deep(result: dict[str, Any]) -> list[str]:
     for part, name in names:
         own = [row for row in result["rows"] if row["part"] == part and name in row["ran"]]
         counts = [sum(row["ran"][name] for row in own if row["row"] == isa) for isa in rows]
-        lines.append(f"| {name if part == 'networks' else f'`{name}`'} | "
+        lines.append(f"| {name if part in ('networks', 'learning') else f'`{name}`'} | "
                      f"{' | '.join(f'{count:,}' for count in counts)} "
                      f"| {max(row['worst'][name] for row in own):.2f} |")
     parts = dict.fromkeys(row["part"] for row in result["rows"])
