@@ -74,9 +74,15 @@ def is_ours(norm: Any, x: Tensor, residual: Tensor | None, activation: str | Non
     tensors = (x, residual, norm.weight, norm.bias, norm.running_mean, norm.running_var)
     quiet = is_unwatched(*tensors) and not (
         is_transformed() or torch._C._is_any_autocast_enabled())
-    plain = all(t is None or t.dtype == torch.float32 for t in tensors) and (
-        not norm.track_running_stats or norm.running_mean is not None)
+    plain = norm.eps > 0 and all(t is None or t.dtype == torch.float32 for t in tensors) and (
+        not norm.track_running_stats or _has_room(norm, x))
     return quiet and plain and kernels.takes(x, residual, norm.weight, norm.bias, activation)
+
+
+def _has_room(norm: Any, x: Tensor) -> bool:
+    """For the statistics of all channels."""
+    kept = (norm.running_mean, norm.running_var)
+    return all(t is not None and t.numel() == x.shape[1] for t in kept)
 
 
 def is_hooked(norm: Any) -> bool:

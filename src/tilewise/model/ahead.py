@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..conv.again import is_transformed, is_unwatched
 from ..conv.axes import plans_of, shape_of
+from ..conv.batch_norm import CalledNorm
 from ..conv.calls import Call
 from ..conv.linear import Linear, plan_of
 from ..conv.options import options_of
@@ -188,6 +190,8 @@ class _Asking:
 
 def _of_native(step: Native, found: Found, operands: tuple[Any, ...]) -> Any:
     """The kernel where it is there, else what torch had: as long as it takes to compile it."""
+    if any(isinstance(part, _NormBase | CalledNorm) and part.training for part in step.parts):
+        raise _Stop  # its statistics would move
     try:
         with telling(_Asking()):
             return step(*operands)

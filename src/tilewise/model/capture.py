@@ -89,6 +89,9 @@ class Capture(Graph):
         self.tensors = tracer.tensors
         self._note("captured")
         self._called: dict[fx.Node, CalledNorm | None] = {}  # for which function
+        for node in self.graph.nodes:
+            if node.op == "get_attr":  # the module that has the tensor
+                node.meta["owner"] = self.tensors[node.target][0]
         if not any(map(is_whole_number, tensors_of(leaves))):  # which could be the same
             self._find_counters()
         self._leave_out()

@@ -65,6 +65,12 @@ class Chain:
         return " ".join(step[1] for step in self.steps)
 
     @property
+    def learners(self) -> list[tuple[fx.Node, Any]]:
+        """Nodes that are norms, and these."""
+        return [(step[0], step[3][0]) for step in self.steps
+                if step[1] == "fma" and isinstance(step[3], tuple)]
+
+    @property
     def learns(self) -> bool:
         """Whether a norm in it does, as far as is known."""
         return any(norm.training for norm in self.norms)
@@ -134,7 +140,7 @@ class Fused:
             return None
         given = list(operands)
         for norm in self._norms:
-            if norm.training or operands[0].dim() != rank_of(norm):
+            if norm.training or norm.running_mean is None or operands[0].dim() != rank_of(norm):
                 return None
             given += _affine(norm)
         return self._kernel(given, out)
@@ -260,7 +266,11 @@ class Chains:
         return Chain(nodes, operands, norms, [*before.steps, *after.steps])
 
     def _suit(self, before: Chain, own: Chain) -> bool:
-        """A norm that learns is alone with its activation, and moves with it."""
+        """A norm that learns is alone with its activation, and moves with it, if nobody sees it.
+        One that does not may learn later."""
+        if any(self.effects.is_met_between(node, own.last, getattr(norm, "of", norm))
+               for node, norm in before.learners):
+            return False
         if not (before.learns or own.learns):
             return True
         return (not own.learns and len(before.nodes) == 1 and is_activation(own.steps[0][1])

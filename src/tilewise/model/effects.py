@@ -111,6 +111,12 @@ class Effects:
         for node, others in self._shared.items():
             for other in others:
                 self._join(node, other)
+        self._order = list(graph.nodes)
+        self._owners: dict[fx.Node, set[int]] = {}  # modules whose tensors a value may share
+        for node in self._order:
+            own = {id(node.meta["owner"])} if "owner" in node.meta else set()
+            self._owners[node] = own.union(*(
+                self._owners[other] for other in self._shared[node] if other is not None))
         for node in graph.nodes:
             self._writes += [(node, other) for other in self.written(node)]
         self._unknown = [node for node in graph.nodes
@@ -206,6 +212,19 @@ class Effects:
     def is_unknown_between(self, first: fx.Node, last: fx.Node) -> bool:
         """Whether a module is called there that may read whatever the model has."""
         return any(self._at[first] < self._at[node] < self._at[last] for node in self._unknown)
+
+    def is_met_between(self, first: fx.Node, last: fx.Node, module: Any) -> bool:
+        """Whether a module is called there, or anything reads or writes its tensors."""
+        return any(self._meets(node, module)
+                   for node in self._order[self._at[first] + 1:self._at[last]])
+
+    def _meets(self, node: fx.Node, module: Any) -> bool:
+        if node.op == "call_module":
+            called = self._module_of(node)
+            parts = (called, *getattr(called, "parts", ()))
+            if any(getattr(part, "of", part) is module for part in parts):
+                return True
+        return any(id(module) in self._owners.get(source, ()) for source in node.all_input_nodes)
 
     @property
     def writes_outside(self) -> bool:

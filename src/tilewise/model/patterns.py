@@ -80,9 +80,15 @@ class Chain:
             return False  # another chain's call
         operands = [None, *(value for link in (*self.links, user) for value in link.all_input_nodes
                             if value not in self.links)]
-        if self.learns and self._effects.is_unknown_between(self.links[1], user):
-            return False  # statistics move with the last link
+        if self.norm is not None and not self._moves_unseen(self.norm, user):
+            return False
         return not self._effects.is_written_between(self.conv, user, operands, set(self.links))
+
+    def _moves_unseen(self, norm: fx.Node, user: fx.Node) -> bool:
+        """Whether a norm's statistics may move with a later link."""
+        module = self._module_of(norm) or self._norm_of(norm)
+        return not (self._effects.is_met_between(norm, user, getattr(module, "of", module))
+                    or (self.learns and self._effects.is_unknown_between(norm, user)))
 
     def _norm(self, user: fx.Node) -> bool:
         module = self._module_of(user)
