@@ -6,6 +6,7 @@ becomes an address. Everything else is a step of torch's between them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..conv.batch_norm import CalledNorm
 from ..conv.linear import Linear
 from ..core.plan import Plan
 from ..core.watching import telling
-from ..runtime.program import Program, Stale, Step, View
+from ..runtime.program import Alias, Program, Stale, Step, Value, View, alias_of
 from ..runtime.recording import ARENA, CONSTANT, FRESH, INPUT, STEP, Launch, Recorder, Root
 from .effects import QUERIES, Effects, is_random, name_of
 from .guards import FIXED, Guards, Refused
@@ -54,6 +55,7 @@ class Binder:
         self.labels: list[Label] = []  # of the steps
         self._plans: list[Plan] = []  # of the node that runs
         self._values: dict[fx.Node, Any] = {}
+        self._owns: dict[int, weakref.ref[Tensor]] = {}  # what a root is, and not a view of it
         self.guards = Guards()
         self.named: list[tuple[Any, str, Tensor | None]] = []  # that modules must still have
         self._uses = _last_uses(graph)
@@ -87,6 +89,7 @@ class Binder:
             if node.op == "placeholder":
                 tensor = next(given)
                 roots.append(self._recorder.add(INPUT, tensor))
+                self._owns[roots[-1].number] = weakref.ref(tensor)
                 self._values[node] = tensor
             elif node.op == "output":
                 results = self._arguments(node.args[0])
@@ -115,13 +118,15 @@ class Binder:
             return None
 
     def _program(self, roots: list[Root], results: tuple[Any, ...]) -> Program:
-        views = [self._kept(leaf) for leaf in leaves(results)]
+        given = list(leaves(results))
+        views = [self._kept(leaf) for leaf in given]
+        same = [next(i for i, other in enumerate(given) if other is leaf) for leaf in given]
         self.form = hollow(results)
         if not any(isinstance(step, Launch) for step in self._steps):
             raise Refused("none of its steps are kernels")
         if self._recorder.is_ambiguous():
             raise NotNow("inputs share memory with each other or with parameters")
-        program = Program(self._recorder, self._steps, roots, views)
+        program = Program(self._recorder, self._steps, roots, views, same)
         self._recorder.let_go()
         return program
 
@@ -247,7 +252,7 @@ class Binder:
         self.by_torch.add(node)
         inputs = list(node.all_input_nodes)
         unknown = node.op == "call_module" and self._module_of(node) is None
-        places, reads = [], list[View | Tensor]()
+        places, reads = [], list[Value]()
         for source in inputs:
             given = tensors_in(self._values[source])
             places.append(slice(len(reads), len(reads) + len(given)))
@@ -268,8 +273,9 @@ class Binder:
                 raise Stale
             return [leaf for leaf, old in zip(results, known, strict=True) if not old]
 
-        makes = tuple(self._recorder.add(STEP, tensor)
-                      for tensor, old in zip(found, known, strict=True) if not old)
+        new = [tensor for tensor, old in zip(found, known, strict=True) if not old]
+        makes = tuple(self._recorder.add(STEP, tensor) for tensor in new)
+        self._owns |= {root.number: weakref.ref(t) for root, t in zip(makes, new, strict=True)}
         self._append([Step(run, tuple(reads), makes)])
         for root in makes:
             root.is_used(len(self._steps) - 1)
@@ -288,19 +294,20 @@ class Binder:
             places.append((i, j, _lies(found[i], given[j])))
         return places
 
-    def _kept(self, tensor: Any, escapes: bool = True) -> View | Tensor:
+    def _kept(self, tensor: Any, escapes: bool = True) -> Value:
         """Where a tensor lies; what others may keep is no memory that is used again."""
         root = self._root(tensor)
-        if root is None:
-            if tensor.numel() == 0 or any(tensor is known for *_, known in self.named):
-                return tensor
-            raise Refused("a tensor comes from nowhere")
-        if root.kind == CONSTANT:
+        if any(tensor is known for *_, known in self.named):
             return tensor
+        if root is None and tensor.numel() > 0:
+            raise Refused("a tensor comes from nowhere")
+        if root is None or root.kind == CONSTANT:
+            return Alias(alias_of(tensor))  # the caller has the tensor itself
         if escapes and root.kind == ARENA:
             root.kind = FRESH
+        own = self._owns.setdefault(root.number, weakref.ref(tensor))() is tensor
         return View(root, (tensor.data_ptr() - root.start) // root.itemsize, tensor.shape,
-                    tensor.stride())
+                    tensor.stride(), own, tensor.requires_grad)
 
     def _forget(self, node: fx.Node) -> None:
         """Values that no later node reads, and memory that no value lies in."""

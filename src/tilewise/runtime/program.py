@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -42,17 +42,29 @@ class View(NamedTuple):
     offset: int
     shape: torch.Size
     stride: tuple[int, ...]
+    is_own: bool  # whether it is the tensor that the root is, and no view of it
+    wants: bool  # whether it says that it wants a gradient, as views of what wants one do
 
     @property
     def is_whole(self) -> bool:
-        return (self.offset, self.shape, self.stride) == (0, self.root.shape, self.root.stride)
+        return self.is_own and (self.offset, self.shape, self.stride) == (
+            0, self.root.shape, self.root.stride)
+
+
+class Alias(NamedTuple):
+    """A view of what a model holds, or an empty tensor: a new one in every call."""
+
+    tensor: Tensor
+
+
+Value: TypeAlias = View | Alias | Tensor  # the last is the same in every call
 
 
 class Step(NamedTuple):
     """What torch runs between kernels: call(tensors), where it reads values and leaves new ones."""
 
     call: Callable[[list[Tensor]], Sequence[Tensor]]
-    reads: tuple[View | Tensor, ...]
+    reads: tuple[Value, ...]
     makes: tuple[Root, ...]
 
 
@@ -86,8 +98,9 @@ class Program:
     """
 
     def __init__(self, recorder: Recorder, steps: Sequence[Launch | Step], inputs: Sequence[Root],
-                 results: Sequence[View | Tensor]) -> None:
-        self._steps, self._inputs, self._results = steps, tuple(inputs), tuple(results)
+                 results: Sequence[Value], same: Sequence[int]) -> None:
+        self._steps, self._inputs = steps, tuple(inputs)
+        self._results, self._same = tuple(results), tuple(same)  # the first that a result is
         self._made = Together(list(recorder.made.values()))
         self._tables = recorder.tables
         launches = [step for step in steps if isinstance(step, Launch)]
@@ -204,7 +217,10 @@ class Program:
                 call.run(part)
         except NotFinite:
             return None
-        return [call.tensor(result) for result in self._results]
+        found: list[Tensor] = []
+        for i, (result, first) in enumerate(zip(self._results, self._same, strict=True)):
+            found.append(call.tensor(result) if first == i else found[first])
+        return found
 
 
 class _Call:
@@ -260,9 +276,11 @@ class _Call:
         number = self.program._numbers[root.number]
         return int(self.bases[number]) + self.program._places.get(root.number, 0)
 
-    def tensor(self, view: View | Tensor) -> Tensor:
+    def tensor(self, view: Value) -> Tensor:
         if isinstance(view, Tensor):
             return view
+        if isinstance(view, Alias):
+            return alias_of(view.tensor)
         root = view.root
         if root.kind == ARENA:
             place = self.program._places[root.number] // root.itemsize
@@ -272,7 +290,13 @@ class _Call:
         whole = self.memories[root.number]
         if view.is_whole:
             return whole
+        whole = whole if view.wants else whole.detach()
         return whole.as_strided(view.shape, view.stride, whole.storage_offset() + view.offset)
+
+
+def alias_of(tensor: Tensor) -> Tensor:
+    """Another tensor in the same memory."""
+    return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _fresh(root: Root) -> Tensor:
