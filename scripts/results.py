@@ -149,6 +149,10 @@ MADE = {
                            "python scripts/prove_checks.py --faults 2 -o checked_faults.json"),
     "faults": Made("python scripts/prove_faults.py -o faults.json",
                    "python scripts/prove_faults.py --kills 12 --files 45 -o faults.json"),
+    "networks": Made("tilewise selftest --deep --seeds 0:17 --part networks --row amx "
+                     "--row avx512 --row avx2 -o networks.json",
+                     "tilewise selftest --deep --seeds 0:1 --part filters --row generic "
+                     "-o networks.json"),
     "deep": Made("tilewise selftest --deep --seeds 0:16 --part problems -o deep.json && "
                  "tilewise selftest --deep --seeds 0:1 --row amx -o deep.json",
                  "tilewise selftest --deep --seeds 0:1 --part filters --row generic -o deep.json"),
