@@ -36,9 +36,13 @@ def without_share(norm: Any, statistics: Any, y: torch.Tensor) -> None:
     """Statistics stay as they are."""
 
 
+def statistics_stay(patch: pytest.MonkeyPatch) -> None:
+    for module in (batch_norm, learned_calls):
+        patch.setattr(module, "follow", without_share)
+
+
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "statistics": lambda patch: [patch.setattr(module, "follow", without_share)  # type: ignore
-                                 for module in (batch_norm, learned_calls)],
+    "statistics": statistics_stay,
     "gradients": lambda patch: patch.setattr(
         learned_calls, "by_engine", lambda *args, right=learned_calls.by_engine: tuple(
             None if part is None else part * 1.1 for part in right(*args))),

@@ -297,11 +297,11 @@ class Binder:
     def _kept(self, tensor: Any, escapes: bool = True) -> Value:
         """Where a tensor lies; what others may keep is no memory that is used again."""
         root = self._root(tensor)
-        if any(tensor is known for *_, known in self.named):
-            return tensor
-        if root is None and tensor.numel() > 0:
-            raise Refused("a tensor comes from nowhere")
         if root is None or root.kind == CONSTANT:
+            if any(tensor is known for *_, known in self.named):
+                return tensor
+            if root is None and tensor.numel() > 0:
+                raise Refused("a tensor comes from nowhere")
             return Alias(alias_of(tensor))  # the caller has the tensor itself
         if escapes and root.kind == ARENA:
             root.kind = FRESH

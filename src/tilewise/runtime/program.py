@@ -290,7 +290,8 @@ class _Call:
         whole = self.memories[root.number]
         if view.is_whole:
             return whole
-        whole = whole if view.wants else whole.detach()
+        if whole.requires_grad and not view.wants:
+            whole = whole.detach()
         return whole.as_strided(view.shape, view.stride, whole.storage_offset() + view.offset)
 
 
