@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,10 @@ import pytest
 if "TILEWISE_CACHE_DIR" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="tilewise-tests-", ignore_cleanup_errors=True)
     os.environ["TILEWISE_CACHE_DIR"] = _cache.name
+
+# What one test measures of the machine must not change another's plans: with a directory in its
+# place, the file of limits cannot be written.
+(Path(os.environ["TILEWISE_CACHE_DIR"]) / "limits.json").mkdir(parents=True, exist_ok=True)
 
 # `.ci/run` names these: GPU kernels are interpreted and compiled in processes of their own, and
 # kernels for Arm need an emulator and a compiler.

@@ -27,6 +27,13 @@ def test_nothing_is_assumed_where_nothing_was_measured(place):
     assert (t.hertz, t.flow) == (HERTZ, 2 * FLOW)
 
 
+def test_the_suite_keeps_nothing():
+    """Else plans in other tests would depend on who measured before, and on the hour."""
+    t = Target.host(threads=2)
+    assert not learn(t, peak=3e9 * 2 * t.lanes * t.starts * 2, copied=50e9)
+    assert (Target.host(threads=2).hertz, t.hertz) == (HERTZ, HERTZ)
+
+
 def test_more_threads_have_more_of_the_memory():
     assert Target("cpu", "avx2", 8).flow == 8 * FLOW
     assert Target("cpu", "avx2", 500).flow == SHARED_FLOW
