@@ -645,3 +645,41 @@ def test_images_that_are_too_small_are_told() -> None:
     again = Block(*mine.parts)
     with pytest.raises(InvalidProblem):
         again(images(4, 8, 1, 14))
+
+
+ENDS: dict[str, Any] = {
+    "clamp": lambda x: torch.clamp(x, 0, 1), "an open side": lambda x: x.clamp(min=0),
+    "clip": lambda x: x.clip(-1, 0), "hardtanh": lambda x: F.hardtanh(x, 0, 1), "relu6": F.relu6,
+    "relu": F.relu, "as relu6": lambda x: x.clamp(0, 6), "nothing between": lambda x: x.clamp(0, 0)}
+
+
+class Zeros(nn.Module):
+    """Begins with zeros, as a last layer of a residual branch often does."""
+
+    def __init__(self, ends: str, norm: bool, residual: bool) -> None:
+        super().__init__()
+        self.conv, self.ends, self.residual = nn.Conv2d(8, 8, 3, padding=1), ENDS[ends], residual
+        self.norm = nn.BatchNorm2d(8) if norm else nn.Identity()
+        last = self.norm if norm else self.conv
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.first = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.conv(self.first(x)))
+        return self.ends(y + x if self.residual else y)
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+def test_gradients_where_values_are_at_an_end(ends: str, norm: bool, residual: bool) -> None:
+    """torch.clamp passes them, hardtanh does not: a layer of zeros would never learn."""
+    torch.manual_seed(0)
+    model = Zeros(ends, norm, residual)
+    x = torch.randint(-1, 2, (2, 8, 6, 6)).float()
+    fast = tilewise.optimize(copy.deepcopy(model), x)
+    for one in (model, fast):
+        one(x).square().add(one(x)).sum().backward()
+    for (name, theirs), ours in zip(model.named_parameters(), fast.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-3, msg=name)

@@ -107,7 +107,7 @@ def test_a_sample_has_every_activation_and_every_kernel() -> None:
 
 def test_every_row_has_its_emitter_its_function_and_its_module() -> None:
     assert set(EMITTERS) == set(ACTIVATIONS)
-    assert {parsed(step)[0].name for step in MODULES} == set(ACTIVATIONS)
+    assert {parsed(step)[0].name for step in MODULES} == set(ACTIVATIONS) - {"clip"}
     assert {type(module).__name__ for module in MODULES.values()} == {
         name for row in ACTIVATIONS.values() for name in row.modules}
     x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
@@ -151,15 +151,20 @@ def test_modules_and_functions_are_known_in_graphs(step: str) -> None:
 
 
 @pytest.mark.parametrize("rest, options, step", [
-    ((0, 1), {}, "clamp:0.0:1.0"), ((), {"max": 2}, "clamp:-inf:2.0"), ((0, 6), {}, "relu6"),
-    ((0,), {}, "clamp:0.0:inf"), ((), {"min": -1.0, "max": 1.0}, "clamp"), ((), {}, None),
+    ((0, 1), {}, "clip:0.0:1.0"), ((), {"max": 2}, "clip:-inf:2.0"), ((0, 6), {}, "clip:0.0:6.0"),
+    ((0,), {}, "clip:0.0:inf"), ((), {"min": -1.0, "max": 1.0}, "clip:-1.0:1.0"), ((), {}, None),
+    ((None, 2), {}, "clip:-inf:2.0"), ((None, None), {}, None), ((), {"min": None}, None),
     ((torch.ones(1),), {}, None), ((0, 1), {"out": 3}, None),
     ((), {"low": 0}, None)])
 def test_clamps(rest: Any, options: Any, step: str | None) -> None:
-    assert of_call(torch.clamp, rest, options) == of_call("clamp_", rest, options) == step
+    forms = (torch.clamp, torch.clip_, "clamp_", "clip")
+    assert {of_call(form, rest, options) for form in forms} == {step}
     if step is not None:
-        x = torch.linspace(-8, 8, 101)
-        assert torch.equal(applied(step)(x), torch.clamp(x, *rest, **options))
+        x = torch.linspace(-8, 8, 17).requires_grad_()  # all ends are among them
+        ours, theirs = applied(step)(x), torch.clamp(x, *rest, **options)
+        assert torch.equal(ours, theirs)
+        gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs)]
+        assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("call", [
@@ -186,7 +191,7 @@ def test_problems_are_parsed_from_what_they_print(step: str) -> None:
 # users
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [*STEPS, "clip:-1.0:1.0"])
 def test_conv2d_and_its_gradients(step: str) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 8, 9, 9), torch.randn(12, 8, 3, 3), torch.randn(12)

@@ -55,8 +55,9 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None,
         dilation: As in torch.
         groups: As in torch.
         activation: "relu", "relu6", "leaky_relu", "elu", "silu", "gelu", "gelu_tanh", "mish",
-            "sigmoid", "tanh", "hardswish", "hardsigmoid" or "clamp", as in `torch.nn.functional`;
-            with numbers, "leaky_relu:0.2", "elu:0.5" or "clamp:-1:1"; "prelu", with `slope`.
+            "sigmoid", "tanh", "hardswish" or "hardsigmoid", as in `torch.nn.functional`; with
+            numbers, "leaky_relu:0.2" or "elu:0.5"; "clamp:-1:1" is its `hardtanh`, "clip:-1:1" is
+            `torch.clamp`; "prelu", with `slope`.
         slope: For "prelu", one slope for each filter, or one for all.
         residual: A tensor of the output's shape before pooling.
         pool: Side of the max-pooling windows, and their stride; 1 is none.

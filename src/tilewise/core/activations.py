@@ -5,6 +5,7 @@ A step is its name, and its numbers where it has some: "silu", "leaky_relu:0.2",
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .errors import InvalidProblem
@@ -21,7 +22,7 @@ class Activation:
     Attributes:
         name: Stable: problems are written with it.
         modules: Classes of `torch.nn` that compute it.
-        function: What computes it in `torch.nn.functional`, where that has another name.
+        function: What computes it in `torch.nn.functional` or torch, where that has another name.
         arguments: Names of its numbers, as arguments of the function and attributes of the modules.
         numbers: Their defaults.
         fixed: Other arguments and attributes, with the values that make it this one.
@@ -53,6 +54,9 @@ ROWS = (
     Activation("relu6", monotone=True, error=0.0),
     Activation("clamp", ("Hardtanh", "ReLU6"), "hardtanh", ("min_val", "max_val"), (-1.0, 1.0),
                monotone=True, error=0.0),
+    # torch.clamp: the same values, but gradients pass where a value is at an end
+    Activation("clip", (), "clamp", ("min", "max"), (-math.inf, math.inf), monotone=True,
+               error=0.0),
     Activation("leaky_relu", ("LeakyReLU",), "", ("negative_slope",), (0.01,), error=ONE),
     Activation("prelu", ("PReLU",), operand="weight", error=ONE),  # slopes may be negative
     Activation("elu", ("ELU",), "", ("alpha",), (1.0,), (("scale", 1), ("input_scale", 1))),

@@ -17,7 +17,8 @@ def applied(step: str) -> Callable[..., Tensor]:
     """The function that a step names, of the sums and, where it has them, the slopes."""
     row, numbers = parsed(step)
     fixed = {name: value for name, value in row.fixed if name not in INNER}
-    return partial(getattr(F, row.function or row.name), **fixed,
+    name = row.function or row.name
+    return partial(getattr(F if hasattr(F, name) else torch, name), **fixed,
                    **dict(zip(row.arguments, numbers, strict=True)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,25 +9,26 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..core.activations import ACTIVATIONS, INNER, ROWS, Activation
+from ..core.activations import INNER, ROWS, Activation
 
 MODULES: dict[type, list[Activation]] = {}
 for _row in ROWS:
     for _name in _row.modules:
         MODULES.setdefault(getattr(nn, _name), []).append(_row)
-METHODS = ("relu", "sigmoid", "tanh", "prelu")  # that tensors have
-CLAMPS = {torch.clamp, torch.clamp_, torch.clip, torch.clip_, "clamp", "clamp_", "clip", "clip_"}
+METHODS = ("relu", "sigmoid", "tanh", "prelu", "clamp")  # that tensors have
+ALIASES = {"clip": "clamp"}
 
 
 def _forms(row: Activation) -> Iterator[Any]:
     """Every form of its function that torch, Dynamo or a method's name has."""
     name = row.function or row.name
-    for form in (name, f"{name}_"):
-        for place in (F, torch, torch._C._nn):
-            if callable(getattr(place, form, None)):
-                yield getattr(place, form)
-        if name in METHODS:
-            yield form
+    for known in (name, *(alias for alias, meant in ALIASES.items() if meant == name)):
+        for form in (known, f"{known}_"):
+            for place in (F, torch, torch._C._nn):
+                if callable(getattr(place, form, None)):
+                    yield getattr(place, form)
+            if name in METHODS:
+                yield form
 
 
 FUNCTIONS: dict[Any, list[Activation]] = {}
@@ -54,32 +54,24 @@ def of_call(target: Any, rest: Sequence[Any], options: dict[str, Any]) -> str | 
     """The step that a call is; `rest` are its arguments after the image."""
     try:
         rows = FUNCTIONS.get(target, [])
-        clamps = target in CLAMPS
     except TypeError:  # a target that cannot be a key
         return None
-    if clamps:
-        return _clamp({**dict(zip(("min", "max"), rest)), **options})
     if not rows:
         return None
     operand = [name for name in (rows[0].operand,) if name]
     names = (*operand, *rows[0].arguments, *dict(rows[0].fixed))
     given = {**dict(zip((*names, "inplace"), rest)), **options}
     given.pop("inplace", None)
+    if rows[0].name == "clip":  # a side may be open, not both
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given:
+            return None
     return _step(rows, given) if set(operand) <= set(given) <= set(names) else None
 
 
 def slope_of(rest: Sequence[Any], options: dict[str, Any]) -> Any:
     """The slopes that a call of an activation is given, if it is one that has some."""
     return rest[0] if rest else options.get("weight")
-
-
-def _clamp(given: dict[str, Any]) -> str | None:
-    """torch's own, where a side may be open."""
-    low, high = given.get("min"), given.get("max")
-    if not set(given) <= {"min", "max"} or low is high is None:
-        return None
-    return _step([ACTIVATIONS["clamp"]], {"min_val": -math.inf if low is None else low,
-                                          "max_val": math.inf if high is None else high})
 
 
 def _step(rows: Sequence[Activation], given: dict[str, Any]) -> str | None:

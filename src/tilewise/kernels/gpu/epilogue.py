@@ -75,7 +75,7 @@ def activate(x, slope, ACT: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
         x = tl.where(x < 0, 0.0, x)
     elif ACT == "relu6":
         x = clamp(x, 0.0, 6.0)
-    elif ACT == "clamp":
+    elif ACT == "clamp" or ACT == "clip":
         x = clamp(x, A, B)
     elif ACT == "leaky_relu":
         x = tl.where(x > 0, x, x * A)

@@ -83,7 +83,7 @@ def hardswish(f: Function, x: Vector) -> Vector:
 
 EMITTERS: dict[str, Callable[..., Vector]] = {
     "relu": relu, "relu6": relu6, "leaky_relu": leaky_relu, "clamp": clamp,
-    "prelu": prelu,
+    "clip": clamp, "prelu": prelu,
     "silu": elementary.silu, "gelu": elementary.gelu, "gelu_tanh": elementary.gelu_tanh,
     "mish": elementary.mish, "sigmoid": elementary.sigmoid, "tanh": elementary.tanh, "elu": elu,
     "hardswish": hardswish, "hardsigmoid": hardsigmoid}
