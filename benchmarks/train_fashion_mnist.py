@@ -13,12 +13,14 @@ checkpoint; with --best only the quickest of torch's goes on after the first. `s
 of the steps, with reading and scaling the images; `wall` is that of the processes, with their
 start, planning, compiling, checkpoints and tests. The picture needs matplotlib (the extra
 `plots`). Torch runs with huge pages. --images takes so many images to train with, and a sixth of
-that to test with. --minutes begins no turn after that time: the same command goes on.
+that to test with. --minutes begins no turn after that time: the same command goes on. A seed
+that is in the result file with all its epochs, and was run on such a machine, is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -78,11 +80,27 @@ def turn(args: argparse.Namespace, engine: str, seed: int, epoch: int) -> None:
     walls.write_text(json.dumps([*before, time.perf_counter() - started]))
 
 
+def kept(args: argparse.Namespace) -> dict[tuple[str, int], dict]:
+    """The rows that the result file has of whole runs as these, by engine and seed."""
+    if not args.output or not args.output.exists():
+        return {}
+    before = Result.load(args.output)
+    alike = [{**result.settings, "seed": 0, "seeds": 0, "processor": result.machine["processor"],
+              "isa": result.machine["isa"], "versions": result.machine["versions"]}
+             for result in (before, result_of(args, []))]
+    return {} if alike[0] != alike[1] else {
+        (row["engine"], row["seed"]): row for row in before.rows
+        if len(row["epochs"]) == args.epochs}
+
+
 def rows(args: argparse.Namespace) -> list[dict]:
     """What each engine that has run did: its epochs, and the losses as means of many steps."""
-    found = []
+    found, done = [], kept(args)
     for engine, seed in ((engine, seed) for engine in ENGINES for seed in args.seeds):
         place = place_of(args, engine, seed)
+        if (engine, seed) in done:
+            found.append(done[engine, seed])
+            continue
         run, walls = metrics(place), place / "walls.json"
         if not run["epochs"]:
             continue
@@ -115,12 +133,12 @@ def seconds(row: dict, epochs: int | None = None) -> float:
     return sum(epoch["seconds"] for epoch in row["epochs"][:epochs])
 
 
-def save(args: argparse.Namespace, found: list[dict]) -> None:
+def result_of(args: argparse.Namespace, found: list[dict]) -> Result:
     kind = "training" if len(args.seeds) == 1 else "training-seeds"
-    Result(kind, shlex.join(["python", *sys.argv]), date.today().isoformat(),
-           machine.facts(torch.get_num_threads(), limits=False),
-           {"model": args.model, "seed": args.seeds[0], "seeds": args.seeds, "batch": 64,
-            "size": args.size, "images": args.images}, found).save(args.output)
+    return Result(kind, shlex.join(["python", *sys.argv]), date.today().isoformat(),
+                  machine.facts(torch.get_num_threads(), limits=False),
+                  {"model": args.model, "seed": args.seeds[0], "seeds": args.seeds, "batch": 64,
+                   "size": args.size, "images": args.images}, found)
 
 
 def draw(result: Result, path: Path) -> None:
@@ -177,16 +195,16 @@ def main() -> None:
         return draw(Result.load(args.draw[0]), args.draw[1])
     if args.images:
         args.data = subset(args.data, args.images, args.runs / "data")
-    engines, until = args.engines, time.monotonic() + 60 * args.minutes
-    for epoch in range(1, args.epochs + 1):
-        for seed, index in ((seed, index) for seed in args.seeds for index in range(len(engines))):
-            if time.monotonic() < until:  # another one begins in each epoch
-                turn(args, engines[(index + epoch - 1) % len(engines)], seed, epoch)
+    engines, until, done = args.engines, time.monotonic() + 60 * args.minutes, kept(args)
+    for seed, epoch in itertools.product(args.seeds, range(1, args.epochs + 1)):
+        for index in range(len(engines)):
+            engine = engines[(index + epoch - 1) % len(engines)]  # another begins in each epoch
+            if time.monotonic() < until and (engine, seed) not in done:
+                turn(args, engine, seed, epoch)
         engines = best(args) if args.best else engines
-    found = rows(args)
-    table(found)
-    if args.output:
-        save(args, found)
+        if args.output:
+            result_of(args, rows(args)).save(args.output)
+    table(rows(args))
 
 
 if __name__ == "__main__":
