@@ -13,6 +13,7 @@ from ..core.activations import parsed
 from ..runtime import batch_norm as kernels
 from ..runtime.batch_norm import Statistics
 from .again import is_plain_gradient, is_transformed, is_unwatched
+from .gradients import tied
 from .operators import whole
 
 # hooks of all modules
@@ -123,7 +124,7 @@ class _Normalised(torch.autograd.Function):
         follow(norm, statistics, y)
         ctx.save_for_backward(x, weight, bias if activation in SMOOTH else None,
                               statistics.tables, statistics.mask)
-        ctx.eps, ctx.activation = eps, activation
+        ctx.eps, ctx.activation, ctx.bias = eps, activation, bias
         return whole(y)
 
     @staticmethod
@@ -133,7 +134,7 @@ class _Normalised(torch.autograd.Function):
         x, *_, tables, mask = saved
         wants = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or not is_plain_gradient(grad, x):
-            parts = by_torch(ctx.activation, ctx.eps, wants, grad, saved)
+            parts = by_torch(ctx.activation, ctx.eps, wants, tied(grad, ctx.bias), saved)
         else:
             found = kernels.backward(grad, x, Statistics(tables, mask), ctx.activation, ctx.eps,
                                      wants[1])

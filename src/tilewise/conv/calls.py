@@ -76,8 +76,10 @@ def _is_cast(call: Call) -> bool:
 
 def wants_gradient(*operands: Any) -> bool:
     """Whether autograd will ask for a gradient through these."""
-    return torch.is_grad_enabled() and any(
-        isinstance(t, Tensor) and t.requires_grad for t in operands)
+    # Dynamo cannot ask for the second, under which nothing is recorded even where gradients are on
+    records = torch.is_grad_enabled() and (
+        torch.compiler.is_compiling() or not torch.is_inference_mode_enabled())
+    return records and any(isinstance(t, Tensor) and t.requires_grad for t in operands)
 
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None, axes: int = 2) -> None:

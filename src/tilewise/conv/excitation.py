@@ -74,4 +74,6 @@ class _Averaged(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         """One number for all pixels of a channel, in memory of its own as torch's is."""
         each = grad / (ctx.shape[2] * ctx.shape[3])
+        if not is_plain_gradient(grad):  # of many at once: such memory has no layout of four axes
+            return each.expand(ctx.shape).contiguous()
         return each.expand(ctx.shape).contiguous(memory_format=torch.channels_last)

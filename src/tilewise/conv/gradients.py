@@ -4,6 +4,7 @@ themselves to be differentiated."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,16 +75,39 @@ def by_torch(p: Problem, grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor |
         dx, even = among_unseen(dx, (p.padded_h, p.padded_w), p.stride), False
     if dx is not None and not even:
         top, _, left, _ = p.padding
-        dx = dx[..., top:top + p.h, left:left + p.w]
+        dx = dx.narrow(2, top, p.h).narrow(3, left, p.w)
     return dx, dw, db, grad if wants[3] else None
 
 
 def among_unseen(dx: Tensor, sizes: Sequence[int], stride: Sequence[int]) -> Tensor:
     """The gradient of the pixels that a filter of one tap sees, among zeros."""
-    wide = dx.new_zeros(*dx.shape[:2], *sizes)
-    seen = (..., *(slice(None, None, step) for step in stride))
-    wide[seen] = dx
-    return wide
+    for axis, (size, step) in enumerate(zip(sizes, stride, strict=True), 2):
+        shape = [*dx.shape[:axis], size, *dx.shape[axis + 1:]]
+        dx = torch.ops.aten.slice_backward(dx, shape, axis, 0, size, step)
+    return dx
+
+
+class _Tied(torch.autograd.Function):
+    """(gradient, others): the gradient, of which the others' are zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *others: Tensor) -> Tensor:
+        ctx.others = [(other.shape, other.dtype) for other in others]
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return grad, *(grad.new_zeros(shape, dtype=dtype) for shape, dtype in ctx.others)
+
+
+def tied(grad: Tensor, *others: Tensor | None) -> Tensor:
+    """A gradient that depends on what moves an activation's edge, as torch's does: where it is
+    differentiated alone, optimizers find zeros and not nothing."""
+    wanted = [other for other in others if other is not None and other.requires_grad]
+    if not wanted or not torch.is_grad_enabled():
+        return grad
+    result: Tensor = _Tied.apply(grad, *wanted)
+    return result
 
 
 def _spread(p: Problem, grad: Tensor, mask: Tensor) -> Tensor:

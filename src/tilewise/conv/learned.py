@@ -24,7 +24,7 @@ from .again import Calls, form, is_plain_gradient, is_transformed, is_unwatched,
 from .batch_norm import NORMS, SMOOTH, as_they_were, by_torch, follow, is_hooked, is_ours
 from .calls import TORCH, Call, check, gate, problem_of
 from .devices import target_of
-from .gradients import by_engine
+from .gradients import by_engine, tied
 from .gradients import by_torch as gradients_by_torch
 from .operators import shape_of, whole
 from .ops import has_few_pixels
@@ -121,7 +121,7 @@ class _Trained(torch.autograd.Function):
         # as torch does: nothing of what is frozen, and of the bias nothing that may not change
         of_x, _, of_weight, of_bias, *_ = ctx.needs_input_grad
         kept = (x, weight) if of_x or of_weight or of_bias else (None, None)
-        ctx.bias = bias if of_bias else None
+        ctx.bias, ctx.shift = bias if of_bias else None, shift
         ctx.save_for_backward(*kept, between, scale,
                               shift if learned.activation in SMOOTH else None, *statistics)
         return whole(y)
@@ -139,7 +139,8 @@ class _Trained(torch.autograd.Function):
             if torch.is_grad_enabled() and x is not None:
                 between = _as_a_function(learned, between, x, weight, ctx.bias)
             between, residual, *norms = by_torch(learned.activation, learned.eps,
-                                                 (True, True, *of_norm), grad, (between, *others))
+                                                 (True, True, *of_norm), tied(grad, ctx.shift),
+                                                 (between, *others))
             if x is not None:
                 parts = gradients_by_torch(learned.problem, between, x, weight, None, asked)
         else:

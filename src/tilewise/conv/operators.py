@@ -17,7 +17,7 @@ from ..kernels.cpu.between.masks import pixel_bytes
 from .again import form, is_plain_gradient
 from .calls import Call, is_channels_last, problem_of
 from .devices import target_of
-from .gradients import by_engine, by_torch
+from .gradients import by_engine, by_torch, tied
 from .options import output_shape
 from .running import ENGINE, run, run_masked, run_norm
 
@@ -136,6 +136,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     tail = ctx.tail if mask is not None else (None, 1)
     if torch.is_grad_enabled():
         p = problem_of(Call(x, weight, None, None, *ctx.options, *tail))
+        grad = tied(grad, getattr(ctx, "bias", None))
         *parts, residual = by_torch(p, grad, x, weight, mask, wants)
         return *parts, _like_residual(ctx, residual), *[None] * 9
     # an operator may not return what it was given: without a mask, that is the residual's gradient
@@ -175,6 +176,7 @@ class Masked(torch.autograd.Function):
         y, mask = run_masked(Call(*args))
         found = whole(y), mask
         _save(ctx, args, found)
+        ctx.bias = args[2]  # of which no value is needed
         return found
 
     @staticmethod

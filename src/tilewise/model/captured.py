@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 from ..conv.again import PLAIN, is_transformed
 from ..conv.checks import CannotScript
 from ..conv.running import ENGINE
+from ..core.errors import TilewiseError
 from ..core.isa import KNOWN
 from ..core.problem import Problem
 from ..core.target import Target
@@ -163,6 +165,8 @@ class Captured:
         if state in self.refusals:
             again = state in self._passing and self._comes_again(key, tensors)
             return self._for_these_sizes(key, args, kwargs) if again else None
+        if len(self.refusals) >= MOST:  # texts that differ in every call are not kept
+            return None
         with self._lock:
             if (capture := self._held(key, tensors)) is not None:  # by another thread meanwhile
                 return capture
@@ -182,7 +186,7 @@ class Captured:
         own = [capture for capture in known if capture.forms is not None]
         if not sized and len(self.refusals) + sum(map(len, self.captures.values())) >= MOST:
             raise Refused(f"it changes: {MOST} graphs were made of it")
-        capture = Capture(self.module, leaves, spec, self.max_error, sized)
+        capture = _made(self.module, leaves, spec, self.max_error, sized)
         if not capture.is_of_use:
             raise Refused("nothing in it that tilewise computes")
         if sized and (capture.is_passing or capture.forms is None):
@@ -195,6 +199,19 @@ class Captured:
             self._comes_again(key, tensors_of(leaves))
         look_ahead(capture, tensors_of(leaves))
         return capture
+
+
+def _made(module: nn.Module, *rest: Any) -> Capture:
+    """A fault of ours is no reason not to run a model."""
+    try:
+        return Capture(module, *rest)
+    except TilewiseError:
+        raise
+    except Exception as fault:
+        what = f"{type(fault).__name__}: {fault}"
+        warnings.warn(f"{type(module).__name__} runs by torch, since tilewise cannot make a graph "
+                      f"of it, please report it: {what}", RuntimeWarning, stacklevel=5)
+        raise Refused(what) from fault
 
 
 def is_traced() -> bool:
@@ -211,7 +228,7 @@ def form_of(leaves: list[Any], spec: Any) -> Any:
                 return None
             form.append(Tensor)
         elif isinstance(leaf, FIXED) and not isinstance(leaf, slice):
-            form += [type(leaf), leaf]
+            form += [type(leaf), repr(leaf) if type(leaf) is float else leaf]  # of zeros, two
         else:
             return None
     return tuple(form)

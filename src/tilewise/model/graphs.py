@@ -37,8 +37,9 @@ def known_module(steps: dict[str, Any], node: fx.Node) -> Any:
     module = steps[str(node.target)]
     if isinstance(module, OURS):
         return module
-    if node.meta.get("opaque") or ("forward" in module.__dict__ and not hasattr(
-            module.__dict__["forward"], "captures")):
+    own = module.__dict__.get("forward")
+    if node.meta.get("opaque") or "_conv_forward" in module.__dict__ or (
+            own is not None and not hasattr(own, "captures")):
         return None
     return torch_module(module)
 

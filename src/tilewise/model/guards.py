@@ -7,6 +7,7 @@ import functools
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from copy import copy
 from itertools import repeat
 from operator import is_
 from typing import Any, NamedTuple
@@ -24,6 +25,23 @@ CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.M
         functools.partial, nn.Module, staticmethod, classmethod, property,
         functools._lru_cache_wrapper)  # which answers the same arguments alike
 CONTAINERS = (list, dict, OrderedDict, set, deque)
+MANY = 256  # items of a container of others: a registry, which nobody changes between calls
+PLAIN = ("torch.", "builtins", "tilewise.")  # whose classes do not change
+
+
+def items_of(value: Any) -> list[Any]:
+    """What a container of others holds; of what can change itself, which one it is."""
+    pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    return [(key, item if isinstance(item, FIXED) else id(item)) for key, item in pairs]
+
+
+def slots_of(value: Any) -> list[Any]:
+    """What an object without a dictionary holds."""
+    names = [name for kind in type(value).__mro__ for name in (
+        [kind.__dict__["__slots__"]] if isinstance(kind.__dict__.get("__slots__"), str)
+        else kind.__dict__.get("__slots__", ()))]
+    found = [getattr(value, name, None) for name in names]
+    return [item if isinstance(item, FIXED) else id(item) for item in found]
 
 
 class Refused(BaseException):
@@ -42,9 +60,8 @@ def snapshot(value: Any) -> Any:
     if kind in (list, set, deque):
         return kind(map(snapshot, value))
     if isinstance(value, tuple | frozenset) and not isinstance(value, torch.Size):
-        for item in value:
-            snapshot(item)
-        return value
+        items = tuple(map(snapshot, value))
+        return items if kind is tuple else value
     if isinstance(value, (*FIXED, *CODE)):
         return value
     raise Refused(f"a {kind.__qualname__}, whose changes cannot be seen")
@@ -60,11 +77,19 @@ class Guards:
         self._tensors: dict[tuple[int, str], Any] = {}
         self._orders: list[_Order] = []
         self._empty: list[Any] = list(EVERYWHERE)
+        self._caches: dict[int, tuple[Any, int]] = {}  # with what they had computed before
+        self._met: dict[int, Any] = {}  # objects by their addresses, which are so kept
         self._kinds: dict[nn.Module, type] = {}
-        self._kept: list[tuple[Any, Any]] = []  # containers of others, and what they held
+        self._kept: dict[int, tuple[Any, Any]] = {}  # containers of others, what they held first
         self._ready: _Ready | None = None
         self._looked: tuple[Stamps | None, bool] = (None, False)  # what the last look found
         self._attempts = ATTEMPTS
+
+    def fills(self, value: Any) -> None:
+        """What a function with a cache computes while it is traced must not stay there."""
+        cache = getattr(value, "__func__", value)
+        if isinstance(cache, functools._lru_cache_wrapper):
+            self._caches.setdefault(id(cache), (cache, cache.cache_info().misses))
 
     def _more(self) -> None:
         self._ready, self._looked = None, (None, False)
@@ -72,6 +97,7 @@ class Guards:
     def reads(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         """A dictionary gave this value; None stands for nothing."""
         self._more()
+        self.fills(value)
         self._names.setdefault(id(namespace), (namespace, {}))[1][name] = value
 
     def knows(self, namespace: dict[str, Any], name: str, value: Any) -> None:
@@ -82,30 +108,85 @@ class Guards:
             self.reads(namespace, name, value)
             self.knows_object(value)
             return
+        self._keep(value)
+        if isinstance(value, type):
+            self._knows_class(value)
+
+    def _keep(self, value: Any) -> None:
+        """Containers get back what they held before the model's code ran."""
         if isinstance(value, CONTAINERS):
-            self._kept.append((value, snapshot(value)))
+            self._kept.setdefault(id(value), (value, snapshot(value)))
+        elif isinstance(value, tuple):
+            for item in value:
+                self._keep(item)
 
     def knows_object(self, value: Any) -> None:
         if hasattr(value, "__next__") or type(value).__module__.startswith("numpy") or (
                 isinstance(value, torch.Generator)):
             raise Refused(f"a {type(value).__qualname__} is another one after every use")
+        if isinstance(value, (*CONTAINERS, tuple)):
+            self._knows_items(value)
+        elif "__slots__" in vars(type(value)) and self._is_new(value):
+            self.asks(functools.partial(slots_of, value))
         space = getattr(value, "__dict__", None)
         if type(space) is not dict or id(space) in self._names:
             return
         self._names[id(space)] = (space, {})
+        self.lists(space)  # a name that it gets hides its class's
+        self._knows_class(type(value))
         for name, part in list(space.items()):
             if not isinstance(part, Tensor):
                 self.knows(space, name, part)
 
+    def _knows_class(self, kind: type) -> None:
+        """Settings that are attributes of a class."""
+        for one in kind.__mro__:
+            if one.__module__.startswith(PLAIN) or not self._is_new(one):
+                continue
+            for name, value in list(vars(one).items()):
+                if isinstance(value, FIXED) and not name.startswith("__"):
+                    self.inherits(one, name, value)
+
+    def _knows_items(self, value: Any) -> None:
+        """A container of objects, or of a class of its own."""
+        if len(value) > MANY or not self._is_new(value):
+            return
+        self.asks(functools.partial(items_of, value))
+        items = list(value.values() if isinstance(value, dict) else value)
+        if isinstance(value, CONTAINERS) and all(isinstance(item, FIXED) for item in items):
+            held = dict(value) if isinstance(value, dict) else copy(value)
+            self._kept.setdefault(id(value), (value, held))
+        for item in items:
+            if not isinstance(item, (*FIXED, *CODE, Tensor)):
+                self.knows_object(item)
+
+    def _is_new(self, value: Any) -> bool:
+        """Whether it was not looked at before."""
+        known = id(value) in self._met
+        self._met[id(value)] = value
+        return not known
+
     def inherits(self, kind: type, name: str, value: Any) -> None:
         """A class gave this value."""
         self._more()
+        self.fills(value)
         self._classes[kind, name] = value
+
+    def asks_class(self, kind: type, name: str) -> None:
+        """The same for a class that the code names, whatever it gave."""
+        value = getattr(kind, name, None)
+        if isinstance(value, FIXED):
+            self.inherits(kind, name, value)
+        elif isinstance(value, CONTAINERS) and all(isinstance(item, FIXED) for item in value):
+            self.inherits(kind, name, snapshot(value))
+            self._keep(value)
+        elif not isinstance(value, (*CODE, Tensor)):
+            self.knows_object(value)
 
     def asks(self, state: Callable[[], Any]) -> None:
         """A function of torch told a setting."""
         self._more()
-        self._states[state] = state()
+        self._states.setdefault(state, state())
 
     def finds(self, namespace: dict[str, Any], name: str) -> None:
         """There is a tensor of this name; which one is looked up in every call."""
@@ -121,12 +202,17 @@ class Guards:
         """A module's class, and the forward that it has by it or by itself, count."""
         self._kinds[module] = type(module)
         self.inherits(type(module), "forward", type(module).forward)
-        self.reads(module.__dict__, "forward", module.__dict__.get("forward"))
+        # a convolution pads otherwise if its inner function is replaced
+        for name in ("forward", *(["_conv_forward"] if hasattr(module, "_conv_forward") else [])):
+            self.reads(module.__dict__, name, module.__dict__.get(name))
 
     def restore(self) -> bool:
         """Let containers hold what they did before the model's code ran; whether they did not."""
         changed = False
-        for value, before in self._kept:
+        for cache, misses in self._caches.values():
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
+        for value, before in self._kept.values():
             if value != before:
                 changed = True
                 value.clear()

@@ -51,12 +51,17 @@ def enter(x: Any, ranks: tuple[int, ...] = tuple(LAST)) -> Any:
     if x.requires_grad and torch.is_grad_enabled():
         if x.is_contiguous():
             x = x.view_as(x)
-            x.register_hook(Tensor.contiguous)  # a gradient lies as what it is of
+            x.register_hook(_in_planes)  # a gradient lies as what it is of
     elif _is_slice(x):  # which kernels read as it is
         return x
     if x.dim() == SIGNAL:
         return _laid_out(x.unsqueeze(2), torch.channels_last).squeeze(2)
     return _laid_out(x, LAST[x.dim()])
+
+
+def _in_planes(gradient: Tensor | None) -> Tensor | None:
+    """None is one that second gradients do not have."""
+    return None if gradient is None else gradient.contiguous()
 
 
 def _is_slice(x: Tensor) -> bool:

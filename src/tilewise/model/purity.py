@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .guards import CODE, FIXED, Guards, Refused
+from .guards import CODE, Guards, Refused
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -35,6 +35,8 @@ PACKAGES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "p
 SEEDS = os.path.join(TORCH, "random.py")  # seeds the generators that graphs draw from
 STATES = (torch.is_grad_enabled, torch.get_default_dtype, torch.get_num_threads,
           torch.is_inference_mode_enabled)
+SWITCHES = {os.path.join(TORCH, *names) for names in (
+    ("autograd", "grad_mode.py"), ("amp", "autocast_mode.py"))}
 EFFECTS = (print, input, open, exec, eval, setattr, delattr, breakpoint, warnings.warn)
 OUTSIDE = ("time", "posix", "nt", "_io", "_socket", "_datetime", "_warnings", "_thread")
 CATCHES = {"PUSH_EXC_INFO", "SETUP_FINALLY"}
@@ -43,7 +45,16 @@ QUIET = (*CODE, Tensor, logging.Logger)
 # functions of others that look like what is refused: counting calls, asking for Dynamo
 HARMLESS = {("torchvision.utils", "_log_api_usage_once"),
             ("segmentation_models_pytorch.base.utils", "is_torch_compiling")}
+LEGACY = type(torch.FloatTensor)  # asks a stand-in for its memory
 MAKERS = ("__init__", "__post_init__", "__new__", "__setattr__", "__setitem__", "__setstate__")
+
+
+def autocast() -> tuple[Any, ...]:
+    """Whether operators are cast, and to what."""
+    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+
+MODES = (torch.is_grad_enabled, torch.is_inference_mode_enabled, autocast)
 
 
 class Watch:
@@ -86,6 +97,9 @@ class Watch:
     def _enters(self, frame: types.FrameType, code: types.CodeType) -> None:
         if code.co_filename == SEEDS:
             raise Refused("torch's random generators are seeded")
+        if code.co_name == "__enter__" and code.co_filename in SWITCHES:
+            for state in MODES:  # what is put back is what was there
+                self._guards.asks(state)
         if (code in self._seen or _is_trusted(code.co_filename) or _is_standard(code.co_filename)
                 or (frame.f_globals.get("__name__"), code.co_name) in HARMLESS):
             return
@@ -99,8 +113,12 @@ class Watch:
         owner = frame.f_locals.get("self")
         if not isinstance(owner, nn.Module | type(None)) and code.co_name not in MAKERS:
             self._guards.knows_object(owner)
-        for chain in facts(code).globals:
+        chains = facts(code).globals
+        for chain in chains:
             self._guard_global(frame.f_globals, chain)
+        if ("isinstance",) in chains and any(
+                type(_meant(frame.f_globals, chain)) is LEGACY for chain in chains):
+            raise Refused(f"{code.co_name} asks for tensors of a type")
 
     def _check_writes(self, frame: types.FrameType, code: types.CodeType) -> None:
         found = facts(code)
@@ -127,8 +145,9 @@ class Watch:
         value = space.get(name)
         for attribute in chain[1:]:
             if isinstance(value, type):
-                if isinstance(getattr(value, attribute, None), FIXED):
-                    self._guards.inherits(value, attribute, getattr(value, attribute))
+                home = getattr(sys.modules.get(value.__module__), "__file__", None)
+                if not _is_trusted(home or ""):
+                    self._guards.asks_class(value, attribute)
                 return
             if not isinstance(value, types.ModuleType):
                 break
@@ -137,6 +156,7 @@ class Watch:
             space, name, value = vars(value), attribute, vars(value).get(attribute)
         if value is type:
             raise Refused("the type of a value is asked for")
+        self._guards.fills(value)
         if not isinstance(value, QUIET) and name in space:
             self._guards.knows(space, name, value)
 
@@ -153,11 +173,25 @@ class Watch:
             raise Refused(f"{getattr(called, '__name__', called)} is called")
 
 
+def _meant(names: dict[str, Any], chain: tuple[str, ...]) -> Any:
+    """What a global name and the attributes behind it are now, if they are."""
+    value = names.get(chain[0])
+    for attribute in chain[1:]:
+        value = getattr(value, attribute, None) if isinstance(value, types.ModuleType) else None
+    return value
+
+
 def _is_asked_by_model(frame: Any) -> bool:
     """Whether a function of the standard library runs for the model, not for torch."""
     while frame is not None and _is_standard(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and not _is_trusted(frame.f_code.co_filename)
+
+
+def is_models(frame: types.FrameType) -> bool:
+    """Whether code is neither torch's nor ours nor of the standard library."""
+    file = frame.f_code.co_filename
+    return not (_is_trusted(file) or _is_standard(file))
 
 
 @lru_cache(maxsize=4096)
@@ -194,6 +228,8 @@ class Facts:
             self.refusal = f"{code.co_name} asks whether two values are one"
         elif any(step.argval == "__class__" and step.opname == "LOAD_ATTR" for step in steps):
             self.refusal = f"{code.co_name} asks for a class"
+        elif any(name.startswith("MATCH_") for name in names):
+            self.refusal = f"{code.co_name} matches a pattern"
         elif inspect.CO_COROUTINE & code.co_flags:
             self.refusal = f"{code.co_name} is a coroutine"
 

@@ -6,9 +6,12 @@ besides tensors becomes a guard, whatever a graph could not repeat is refused.
 
 from __future__ import annotations
 
+import functools
 import gc
 import pickle
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,13 +25,16 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from .deciding import Deciding
 from .guards import CONTAINERS, HOOKS, Guards, Refused, snapshot
 from .patterns import CONVOLUTIONS
-from .purity import Watch
+from .purity import Watch, is_models
 from .values import Attribute, Value
 
 LOCK = threading.RLock()  # modules are patched for all threads while one is traced
 QUIET = {*HOOKS, "_parameters", "_buffers", "_non_persistent_buffers_set", "_compiled_call_impl",
          "_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
          "_forward_pre_hooks_with_kwargs", "__dict__", "__class__"}
+
+
+SPACES = ("__dict__", "_parameters", "_buffers")
 
 
 class _Functions(TorchFunctionMode):
@@ -43,6 +49,8 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.overrides.is_tensor_method_or_property(function):
             name = function.__name__
+            if name in ("__set__", "__delete__"):
+                raise Refused("an attribute of a tensor is set")
             if name == "__get__":
                 return self._tracer.create_proxy("call_function", getattr,
                                                  (args[0], function.__self__.__name__), {})
@@ -68,6 +76,8 @@ class Tracer(fx.Tracer):
         self._inputs = inputs
         self._copies: list[tuple[Any, Any]] = []
         self._modes = _modes()
+        self._spaces = [(space, dict(space)) for module in self.paths for space in (
+            module.__dict__, module.__dict__["_parameters"], module.__dict__["_buffers"])]
         self.watch = Watch(self.guards)
 
     def run(self, leaves: list[Any], spec: Any) -> tuple[fx.Graph, list[Any], Any]:
@@ -81,6 +91,9 @@ class Tracer(fx.Tracer):
             result = self._traced(args, kwargs)
         finally:
             changed = self.guards.restore()
+            left = self._restore()
+        if left:
+            raise Refused(f"{left[0]} of a module is set")
         if changed:
             raise Refused("a container outside of the model is changed")
         if tree_map(id, tree_flatten((args, kwargs))[0]) != tree_map(id, given):
@@ -91,6 +104,19 @@ class Tracer(fx.Tracer):
             raise Refused("a container of a module is changed")
         return self._outputs(result)
 
+    def _restore(self) -> list[str]:
+        """Names under which stand-ins were left in modules, which have what they had."""
+        found = []
+        for space, before in self._spaces:
+            for name in [name for name, value in space.items() if type(value) in (
+                    Value, Attribute)]:
+                found.append(name)
+                if name in before:
+                    space[name] = before[name]
+                else:
+                    del space[name]
+        return found
+
     def _traced(self, args: Any, kwargs: Any) -> Any:
         state = np.random.get_state()
         try:
@@ -99,14 +125,20 @@ class Tracer(fx.Tracer):
                     return self.proxy(self._leaf(self.root, args, kwargs))
                 result = self.call_module(self.root, None, args, kwargs)
         finally:
-            drawn = pickle.dumps(np.random.get_state()) != pickle.dumps(state)
-            np.random.set_state(state)
+            # other threads' numbers are not put back, lest they get them twice; `Watch` sees calls
+            drawn = threading.active_count() == 1 and (
+                pickle.dumps(np.random.get_state()) != pickle.dumps(state))
+            if drawn:
+                np.random.set_state(state)
         if drawn:
             raise Refused("random numbers of NumPy are drawn")
         return result
 
     def _outputs(self, result: Any) -> tuple[fx.Graph, list[Any], Any]:
         leaves, spec = tree_flatten(result)
+        if any(isinstance(leaf, types.FunctionType | types.MethodType | functools.partial)
+               for leaf in leaves):
+            raise Refused("a result is a function, which may hold tensors")
         found = [leaf.node if type(leaf) in (Value, Attribute) else snapshot(leaf)
                  for leaf in leaves]
         self.graph.output(tuple(leaf for leaf in found if isinstance(leaf, fx.Node)))
@@ -131,7 +163,11 @@ class Tracer(fx.Tracer):
 
         def read(module: nn.Module, name: str) -> Any:
             value = object.__getattribute__(module, name)
-            if threading.get_ident() != self._thread or name in QUIET:
+            if threading.get_ident() != self._thread:
+                return value
+            if name in QUIET:
+                if name in SPACES and is_models(sys._getframe(1)):
+                    raise Refused(f"{name} of a module is read")
                 return value
             return self._read(module, name, value)
 
@@ -159,7 +195,8 @@ class Tracer(fx.Tracer):
         self.stack.append(module)
         self.guards.is_a(module)
         own = module.__dict__.get("forward")
-        if own is None or hasattr(own, "captures"):  # what stands there by optimize
+        # what stands there by optimize, or calls what stood there
+        if own is None or hasattr(own, "captures") or self.stack == [self.root]:
             result = type(module).forward(module, *args, **kwargs)
         else:
             result = own(*args, **kwargs)
@@ -242,6 +279,12 @@ class Tracer(fx.Tracer):
         while self.tensors.setdefault(target, (module, name)) != (module, name):
             target += "_"
         return self.create_proxy("get_attr", target, (), {})
+
+    def class_of(self, target: str) -> type:
+        """Of a tensor of the model."""
+        module, name = self.tensors[target]
+        spaces = (module._parameters, module._buffers, module.__dict__)
+        return next(type(space[name]) for space in spaces if name in space)
 
     def _written(self, module: nn.Module, real: Callable[..., Any], name: str, *value: Any) -> None:
         if module in self.paths:

@@ -19,6 +19,9 @@ from .purity import OURS, TORCH
 KNOWN = (TORCH, OURS)
 SIZES = {"shape", "size"}
 NUMBERS = {"dim", "ndim", "numel", "ndimension", "nelement"}
+NOTHING = {"grad", "grad_fn", "_base", "_grad", "_backward_hooks"}  # what a tensor may have not
+# functions of torch that ask for a class on behalf of a model
+ASKING = ("is_tensor", "_isinstance", "__instancecheck__")
 UNKNOWN = {"dtype", "device", "layout", "is_cuda", "requires_grad", "is_contiguous", "stride",
            "chunk", "split", "unbind", "tolist", "item", "max", "min", "sort", "topk", "numpy"}
 
@@ -33,20 +36,40 @@ class Value(fx.Proxy):
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
         """Its own class for torch's C++, which would take a tensor's memory for granted."""
-        code = sys._getframe(1).f_code
-        if code.co_filename.startswith(KNOWN) and code.co_name != "is_tensor":
-            return Value
-        if self.tracer.watch.calling is not isinstance and code.co_name != "is_tensor":
-            return Value
+        code, calling = sys._getframe(1).f_code, self.tracer.watch.calling
+        asked = code.co_name in ASKING if code.co_filename.startswith(KNOWN) else (
+            calling is isinstance)
+        try:
+            return self._kind() if asked else Value
+        finally:  # it may ask for the next of several classes
+            self.tracer.watch.calling = calling
+
+    def _kind(self) -> type:
+        if self.node.op == "get_attr":
+            return self.tracer.class_of(self.node.target)
         kind = kind_of(self.node)
         if kind is None:
             raise Refused(f"the class of {self.node} is asked for")
         return kind
 
     def __getattr__(self, name: str) -> Any:
-        if kind_of(self.node) is Tensor and not hasattr(Tensor, name):
+        if name in ("_is_param", "_is_buffer"):  # marks that subclasses have, asked by isinstance
+            raise AttributeError(name)
+        kind = kind_of(self.node)
+        if kind is Tensor and not hasattr(Tensor, name):
             raise Refused(f"a tensor is asked for {name}")
+        if (kind is Tensor and name in NOTHING) or (kind is None and name == "index"):
+            raise Refused(f"whether {self.node} has a {name} is asked")
         return Attribute(self, name)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """`callable` takes it for a function."""
+        raise Refused(f"{self.node} is called")
+
+    def __repr__(self) -> str:
+        if not sys._getframe(1).f_code.co_filename.startswith(KNOWN):
+            raise Refused(f"{self.node} becomes text")
+        return super().__repr__()
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise Refused(f"{name} of a tensor is set")
