@@ -87,7 +87,7 @@ class Guards:
 
     def fills(self, value: Any) -> None:
         """What a function with a cache computes while it is traced must not stay there."""
-        cache = getattr(value, "__func__", value)
+        cache = value.__func__ if type(value) is types.MethodType else value
         if isinstance(cache, functools._lru_cache_wrapper):
             self._caches.setdefault(id(cache), (cache, cache.cache_info().misses))
 
@@ -202,8 +202,8 @@ class Guards:
         """A module's class, and the forward that it has by it or by itself, count."""
         self._kinds[module] = type(module)
         self.inherits(type(module), "forward", type(module).forward)
-        # a convolution pads otherwise if its inner function is replaced
-        for name in ("forward", *(["_conv_forward"] if hasattr(module, "_conv_forward") else [])):
+        inner = "_conv_forward"  # a convolution whose is replaced may pad otherwise
+        for name in ("forward", inner) if hasattr(type(module), inner) else ("forward",):
             self.reads(module.__dict__, name, module.__dict__.get(name))
 
     def restore(self) -> bool:

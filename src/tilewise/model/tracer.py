@@ -47,10 +47,10 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (),
                            kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if getattr(function, "__name__", "") in ("__set__", "__delete__"):
+            raise Refused("an attribute of a tensor is set")
         if torch.overrides.is_tensor_method_or_property(function):
             name = function.__name__
-            if name in ("__set__", "__delete__"):
-                raise Refused("an attribute of a tensor is set")
             if name == "__get__":
                 return self._tracer.create_proxy("call_function", getattr,
                                                  (args[0], function.__self__.__name__), {})
@@ -166,7 +166,8 @@ class Tracer(fx.Tracer):
             if threading.get_ident() != self._thread:
                 return value
             if name in QUIET:
-                if name in SPACES and is_models(sys._getframe(1)):
+                asking = sys._getframe(1)
+                if name in SPACES and is_models(asking) and asking.f_code.co_name != "__getattr__":
                     raise Refused(f"{name} of a module is read")
                 return value
             return self._read(module, name, value)
