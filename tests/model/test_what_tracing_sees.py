@@ -400,3 +400,19 @@ def test_zeros_of_two_signs_are_two_arguments() -> None:
     fast = tilewise.optimize(Model().eval())
     with torch.inference_mode():
         assert float(fast(X, 0.0).mean()) == -float(fast(X, -0.0).mean()) == float("inf")
+
+
+@pytest.mark.filterwarnings("default:.*cannot make a graph")
+def test_a_fault_of_ours_is_told_and_torch_runs_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    fast = tilewise.optimize(copy.deepcopy(model))
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(captured, "Capture", broken)
+    with torch.inference_mode():
+        with pytest.warns(RuntimeWarning, match="Sequential runs by torch.*ValueError: a fault"):
+            y = fast(X)
+        assert torch.equal(y, model(X))
+        assert torch.equal(fast(X), model(X))
