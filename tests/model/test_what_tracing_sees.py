@@ -413,6 +413,5 @@ def test_a_fault_of_ours_is_told_and_torch_runs_the_model(monkeypatch: pytest.Mo
     monkeypatch.setattr(captured, "Capture", broken)
     with torch.inference_mode():
         with pytest.warns(RuntimeWarning, match="Sequential runs by torch.*ValueError: a fault"):
-            y = fast(X)
-        assert torch.equal(y, model(X))
-        assert torch.equal(fast(X), model(X))
+            found = [fast(X), fast(X)]
+        assert all(torch.equal(y, model(X)) for y in found)
