@@ -17,6 +17,7 @@ from ..kernels import precision
 from ..runtime import masks
 from ..runtime.engine import Engine
 from ..runtime.weights import forget, prepared
+from .again import is_transformed
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -104,7 +105,7 @@ def tied(grad: Tensor, *others: Tensor | None) -> Tensor:
     """A gradient that depends on what moves an activation's edge, as torch's does: where it is
     differentiated alone, optimizers find zeros and not nothing."""
     wanted = [other for other in others if other is not None and other.requires_grad]
-    if not wanted or not torch.is_grad_enabled():
+    if not wanted or not torch.is_grad_enabled() or is_transformed():
         return grad
     result: Tensor = _Tied.apply(grad, *wanted)
     return result

@@ -22,8 +22,9 @@ from ..core.plan import Plan
 from ..core.watching import telling
 from ..runtime.program import Alias, Program, Stale, Step, Value, View, alias_of
 from ..runtime.recording import ARENA, CONSTANT, FRESH, INPUT, STEP, Launch, Recorder, Root
+from .contents import FIXED, Refused
 from .effects import QUERIES, Effects, is_random, name_of
-from .guards import FIXED, Guards, Refused
+from .guards import Guards
 from .labels import Label, described
 from .layout import Drawn
 from .native import Native, function_of

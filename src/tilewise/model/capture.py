@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_unflatten
 
@@ -12,10 +13,11 @@ from ..conv.batch_norm import CalledNorm
 from ..conv.linear import Linear, is_worth
 from . import operations
 from .activations import MODULES, attributes
+from .contents import Refused, snapshot
 from .deciding import forms_of
 from .effects import Effects, is_whole_number, like_rank, name_of, only_adds
 from .graphs import Graph
-from .guards import Guards, Passing, Refused, snapshot
+from .guards import Guards, Passing
 from .layout import LAST, Drawn, Inside
 from .lowering import lower
 from .nn import Block, TransposedBlock
@@ -106,12 +108,21 @@ class Capture(Graph):
         self.settle()
         self.ended = Ended(results, result_spec)
         self._choice = Choice(self, max_error)
+        self._switches = any(node.target is torch._C._set_grad_enabled
+                             for node in self.graph.nodes)
 
     def suits(self, tensors: Sequence[Tensor]) -> bool:
         return self.forms is None or self.forms == forms_of(tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        return self.ended(self.graph_of(tensors).results(tensors))
+        if not self._switches:
+            return self.ended(self.graph_of(tensors).results(tensors))
+        before = torch.is_grad_enabled()
+        try:
+            return self.ended(self.graph_of(tensors).results(tensors))
+        except Exception:  # a step may raise where they are switched off
+            torch.set_grad_enabled(before)
+            raise
 
     def graph_of(self, tensors: Sequence[Tensor]) -> Graph:
         """Itself, or with images that are stored in 16 bits."""

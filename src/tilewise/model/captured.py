@@ -22,8 +22,9 @@ from ..core.target import Target
 from ..kernels.cpu.emit.threads import alone_after_fork, is_forked
 from .ahead import look as look_ahead
 from .capture import Capture, tensors_of
+from .contents import FIXED, Refused
 from .deciding import forms_of
-from .guards import FIXED, Passing, Refused
+from .guards import Passing
 from .nn import Block
 from .patterns import CONVOLUTIONS
 from .values import Mismatch

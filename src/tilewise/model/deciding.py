@@ -15,9 +15,10 @@ from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..conv.options import output_shape
+from .contents import FIXED, Refused
 from .effects import MODULES as FRESH_MODULES
 from .effects import SIZES, Effects, is_number, name_of, torch_module
-from .guards import FIXED, Guards, Passing, Refused
+from .guards import Guards, Passing
 from .layout import PLAIN
 from .native import function_of
 

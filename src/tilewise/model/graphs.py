@@ -30,6 +30,9 @@ class Names:
         return getattr(module, attribute)
 
 
+INNER = {None, *(kind._conv_forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d))}
+
+
 def known_module(steps: dict[str, Any], node: fx.Node) -> Any:
     """The module a node calls, if it is known what it does."""
     if node.op != "call_module":
@@ -37,8 +40,8 @@ def known_module(steps: dict[str, Any], node: fx.Node) -> Any:
     module = steps[str(node.target)]
     if isinstance(module, OURS):
         return module
-    own = module.__dict__.get("forward")
-    if node.meta.get("opaque") or "_conv_forward" in module.__dict__ or (
+    own, inner = module.__dict__.get("forward"), getattr(type(module), "_conv_forward", None)
+    if node.meta.get("opaque") or "_conv_forward" in module.__dict__ or inner not in INNER or (
             own is not None and not hasattr(own, "captures")):
         return None
     return torch_module(module)

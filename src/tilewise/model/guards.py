@@ -2,69 +2,40 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import types
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from copy import copy
 from itertools import repeat
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..conv.batch_norm import EVERYWHERE
 from ..runtime.stamps import ATTEMPTS, Stamps, dicts_count, of_dict, of_kind
+from .contents import (
+    CODE,
+    CONTAINERS,
+    FIXED,
+    PLAIN,
+    Refused,
+    changing,
+    items_of,
+    keeps_stand_ins,
+    parts_of,
+    put_back,
+    shallow,
+    slots_of,
+    snapshot,
+)
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-FIXED = (int, float, complex, str, bytes, type(None), type(...), range, slice, enum.Enum,
-         torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
-CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type,
-        functools.partial, nn.Module, staticmethod, classmethod, property,
-        functools._lru_cache_wrapper)  # which answers the same arguments alike
-CONTAINERS = (list, dict, OrderedDict, set, deque)
-MANY = 256  # items of a container of others: a registry, which nobody changes between calls
-PLAIN = ("torch.", "builtins", "tilewise.")  # whose classes do not change
-
-
-def items_of(value: Any) -> list[Any]:
-    """What a container of others holds; of what can change itself, which one it is."""
-    pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
-    return [(key, item if isinstance(item, FIXED) else id(item)) for key, item in pairs]
-
-
-def slots_of(value: Any) -> list[Any]:
-    """What an object without a dictionary holds."""
-    names = [name for kind in type(value).__mro__ for name in (
-        [kind.__dict__["__slots__"]] if isinstance(kind.__dict__.get("__slots__"), str)
-        else kind.__dict__.get("__slots__", ()))]
-    found = [getattr(value, name, None) for name in names]
-    return [item if isinstance(item, FIXED) else id(item) for item in found]
-
-
-class Refused(BaseException):
-    """Python that a graph cannot stand for; not an Exception, lest a model's code catch it."""
+MANY = 256  # items of containers of others that are compared in every call, in all
 
 
 class Passing(Refused):
     """Refused now; where the same sizes come again, a graph for these alone may do."""
-
-
-def snapshot(value: Any) -> Any:
-    """A value as it is now: containers are copied, what cannot change is itself."""
-    kind = type(value)
-    if kind in (dict, OrderedDict):
-        return kind((key, snapshot(item)) for key, item in value.items())
-    if kind in (list, set, deque):
-        return kind(map(snapshot, value))
-    if isinstance(value, tuple | frozenset) and not isinstance(value, torch.Size):
-        items = tuple(map(snapshot, value))
-        return items if kind is tuple else value
-    if isinstance(value, (*FIXED, *CODE)):
-        return value
-    raise Refused(f"a {kind.__qualname__}, whose changes cannot be seen")
 
 
 class Guards:
@@ -78,7 +49,8 @@ class Guards:
         self._orders: list[_Order] = []
         self._empty: list[Any] = list(EVERYWHERE)
         self._caches: dict[int, tuple[Any, int]] = {}  # with what they had computed before
-        self._met: dict[int, Any] = {}  # objects by their addresses, which are so kept
+        self._others: dict[int, Any] = {}  # objects that were met in this trace
+        self._budget = MANY
         self._kinds: dict[nn.Module, type] = {}
         self._kept: dict[int, tuple[Any, Any]] = {}  # containers of others, what they held first
         self._ready: _Ready | None = None
@@ -110,61 +82,74 @@ class Guards:
             return
         self._keep(value)
         if isinstance(value, type):
-            self._knows_class(value)
+            self._others[id(value)] = value
 
     def _keep(self, value: Any) -> None:
         """Containers get back what they held before the model's code ran."""
-        if isinstance(value, CONTAINERS):
-            self._kept.setdefault(id(value), (value, snapshot(value)))
+        if isinstance(value, CONTAINERS) and id(value) not in self._kept:
+            self._kept[id(value)] = value, shallow(value)
+            self._keep_all(value.values() if isinstance(value, dict) else value)
         elif isinstance(value, tuple):
-            for item in value:
+            self._keep_all(value)
+
+    def _keep_all(self, items: Iterable[Any]) -> None:
+        for item in items:
+            if isinstance(item, (*CONTAINERS, tuple)):
                 self._keep(item)
 
     def knows_object(self, value: Any) -> None:
-        if hasattr(value, "__next__") or type(value).__module__.startswith("numpy") or (
-                isinstance(value, torch.Generator)):
+        if issubclass(type(value), fx.Proxy):  # made while this is traced
+            return
+        if changing(value):
             raise Refused(f"a {type(value).__qualname__} is another one after every use")
         if isinstance(value, (*CONTAINERS, tuple)):
+            self._keep(value)
             self._knows_items(value)
-        elif "__slots__" in vars(type(value)) and self._is_new(value):
-            self.asks(functools.partial(slots_of, value))
+        self._others[id(value)] = value
+        for one in type(value).__mro__:
+            for part in () if one.__module__.startswith(PLAIN) else list(vars(one).values()):
+                self.fills(part)
         space = getattr(value, "__dict__", None)
         if type(space) is not dict or id(space) in self._names:
             return
         self._names[id(space)] = (space, {})
-        self.lists(space)  # a name that it gets hides its class's
-        self._knows_class(type(value))
         for name, part in list(space.items()):
             if not isinstance(part, Tensor):
                 self.knows(space, name, part)
 
-    def _knows_class(self, kind: type) -> None:
-        """Settings that are attributes of a class."""
-        for one in kind.__mro__:
-            if one.__module__.startswith(PLAIN) or not self._is_new(one):
-                continue
-            for name, value in list(vars(one).items()):
-                if isinstance(value, FIXED) and not name.startswith("__"):
-                    self.inherits(one, name, value)
-
     def _knows_items(self, value: Any) -> None:
         """A container of objects, or of a class of its own."""
-        if len(value) > MANY or not self._is_new(value):
-            return
-        self.asks(functools.partial(items_of, value))
         items = list(value.values() if isinstance(value, dict) else value)
-        if isinstance(value, CONTAINERS) and all(isinstance(item, FIXED) for item in items):
-            held = dict(value) if isinstance(value, dict) else copy(value)
-            self._kept.setdefault(id(value), (value, held))
+        if len(items) > self._budget or id(value) in self._others or any(
+                issubclass(type(item), fx.Proxy) for item in items):
+            return
+        self._others[id(value)] = value
+        self._budget -= len(items)
+        self.asks(functools.partial(items_of, value))
         for item in items:
-            if not isinstance(item, (*FIXED, *CODE, Tensor)):
+            if not (isinstance(item, (*FIXED, *CODE, Tensor)) or changing(item)):
                 self.knows_object(item)
 
-    def _is_new(self, value: Any) -> bool:
-        """Whether it was not looked at before."""
-        known = id(value) in self._met
-        self._met[id(value)] = value
-        return not known
+    def ends(self, names: set[str]) -> None:
+        """The code was gone through; it has these names, by which it may have read objects."""
+        for value in self._others.values():
+            for one in (value if isinstance(value, type) else type(value)).__mro__:
+                if not one.__module__.startswith(PLAIN):
+                    self._knows_class(value, one, names)
+        self._others = {}
+
+    def _knows_class(self, value: Any, kind: type, names: set[str]) -> None:
+        """Attributes of an object by one of its classes: its slots, and what it has not itself."""
+        slots = tuple(name for name in slots_of(kind) if name in names)
+        if slots and not isinstance(value, type) and not any(
+                issubclass(type(getattr(value, name, None)), fx.Proxy) for name in slots):
+            self.asks(functools.partial(parts_of, value, slots))
+        space = None if isinstance(value, type) else getattr(value, "__dict__", None)
+        for name, part in list(vars(kind).items()):
+            if name in names and name not in slots and isinstance(part, (*FIXED, *CONTAINERS)):
+                self.asks_class(kind, name)
+                if type(space) is dict and name not in space:
+                    self.reads(space, name, None)
 
     def inherits(self, kind: type, name: str, value: Any) -> None:
         """A class gave this value."""
@@ -175,12 +160,16 @@ class Guards:
     def asks_class(self, kind: type, name: str) -> None:
         """The same for a class that the code names, whatever it gave."""
         value = getattr(kind, name, None)
-        if isinstance(value, FIXED):
-            self.inherits(kind, name, value)
-        elif isinstance(value, CONTAINERS) and all(isinstance(item, FIXED) for item in value):
+        if isinstance(value, (*CODE, Tensor)) or changing(value):
+            return
+        if isinstance(value, (*CONTAINERS, tuple)) and len(value) > MANY:
+            return
+        try:
             self.inherits(kind, name, snapshot(value))
             self._keep(value)
-        elif not isinstance(value, (*CODE, Tensor)):
+        except Refused:
+            if type(value).__eq__ is object.__eq__:
+                self.inherits(kind, name, value)
             self.knows_object(value)
 
     def asks(self, state: Callable[[], Any]) -> None:
@@ -203,20 +192,21 @@ class Guards:
         self._kinds[module] = type(module)
         self.inherits(type(module), "forward", type(module).forward)
         inner = "_conv_forward"  # a convolution whose is replaced may pad otherwise
-        for name in ("forward", inner) if hasattr(type(module), inner) else ("forward",):
+        has_inner = hasattr(type(module), inner)
+        if has_inner:
+            self.inherits(type(module), inner, getattr(type(module), inner))
+        for name in ("forward", inner) if has_inner else ("forward",):
             self.reads(module.__dict__, name, module.__dict__.get(name))
 
     def restore(self) -> bool:
         """Let containers hold what they did before the model's code ran; whether they did not."""
         changed = False
         for cache, misses in self._caches.values():
-            if cache.cache_info().misses != misses:
+            if cache.cache_info().misses != misses and keeps_stand_ins(cache):
                 cache.cache_clear()
         for value, before in self._kept.values():
-            if value != before:
-                changed = True
-                value.clear()
-                (value.update if isinstance(value, dict | set) else value.extend)(before)
+            changed |= put_back(value, before)
+        self._kept, self._caches = {}, {}
         return changed
 
     def unhooked(self, modules: Iterable[nn.Module]) -> None:

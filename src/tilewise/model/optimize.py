@@ -20,7 +20,7 @@ from ..core.errors import TilewiseError
 from ..core.progress import Tell, silent
 from .capture import Capture
 from .captured import Learned, all_captured, arm, form_of, prepare
-from .guards import Refused
+from .contents import Refused
 from .native import Native
 from .nn import Block
 from .rehearsal import cloned, rehearsal, sharing_copy

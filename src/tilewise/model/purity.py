@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .guards import CODE, Guards, Refused
+from .contents import CODE, Refused
+from .guards import Guards
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -65,7 +66,8 @@ class Watch:
         self._seen: set[types.CodeType] = set()
         self._inner: set[types.CodeType] = set()  # functions made by functions that were seen
         self._before: Any = None
-        self.calling: Any = None  # a function of C that the model's code is in
+        self.names: set[str] = set()  # that the model's code has
+        self.calling: list[Any] = []  # functions of C that the model's code is in
 
     def __enter__(self) -> None:
         self._before = sys.getprofile()
@@ -77,22 +79,32 @@ class Watch:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What the tracer itself does, and torch for it, is not looked at."""
-        before = sys.getprofile()
+        before, calling = sys.getprofile(), self.calling
         sys.setprofile(None)
-        self.calling = None
+        self.calling = []
         try:
             yield
         finally:
+            self.calling = calling
             sys.setprofile(before)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever is called meanwhile, the model's code is where it was."""
+        before = list(self.calling)
+        try:
+            yield
+        finally:
+            self.calling = before
 
     def _note(self, frame: types.FrameType, event: str, called: Any) -> None:
         if event == "call":
             self._enters(frame, frame.f_code)
         elif event == "c_call" and not _is_trusted(frame.f_code.co_filename):
-            self.calling = called
+            self.calling.append(called)
             self._calls(frame, called)
         elif event in ("c_return", "c_exception") and not _is_trusted(frame.f_code.co_filename):
-            self.calling = None
+            del self.calling[-1:]
 
     def _enters(self, frame: types.FrameType, code: types.CodeType) -> None:
         if code.co_filename == SEEDS:
@@ -104,6 +116,7 @@ class Watch:
                 or (frame.f_globals.get("__name__"), code.co_name) in HARMLESS):
             return
         self._seen.add(code)
+        self.names.update(code.co_names)
         self._inner.update(const for const in code.co_consts if isinstance(const, types.CodeType))
         if isinstance(frame.f_locals.get("ctx"), torch.autograd.function.FunctionCtx):
             raise Refused(f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name} "
@@ -136,6 +149,7 @@ class Watch:
             return
         for name in code.co_freevars:
             value = frame.f_locals.get(name)
+            self._guards.fills(value)
             if not isinstance(value, CODE):
                 raise Refused(f"{code.co_name} reads {name} of the function around it")
 

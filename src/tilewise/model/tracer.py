@@ -22,8 +22,10 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from ..kernels.cpu.emit.workers import COMPILING
+from .contents import CONTAINERS, Refused, snapshot
 from .deciding import Deciding
-from .guards import CONTAINERS, HOOKS, Guards, Refused, snapshot
+from .guards import HOOKS, Guards
 from .patterns import CONVOLUTIONS
 from .purity import Watch, is_models
 from .values import Attribute, Value
@@ -32,9 +34,6 @@ LOCK = threading.RLock()  # modules are patched for all threads while one is tra
 QUIET = {*HOOKS, "_parameters", "_buffers", "_non_persistent_buffers_set", "_compiled_call_impl",
          "_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
          "_forward_pre_hooks_with_kwargs", "__dict__", "__class__"}
-
-
-SPACES = ("__dict__", "_parameters", "_buffers")
 
 
 class _Functions(TorchFunctionMode):
@@ -77,7 +76,8 @@ class Tracer(fx.Tracer):
         self._copies: list[tuple[Any, Any]] = []
         self._modes = _modes()
         self._spaces = [(space, dict(space)) for module in self.paths for space in (
-            module.__dict__, module.__dict__["_parameters"], module.__dict__["_buffers"])]
+            module.__dict__, *map(module.__dict__.get, ("_parameters", "_buffers")))
+            if space is not None]
         self.watch = Watch(self.guards)
 
     def run(self, leaves: list[Any], spec: Any) -> tuple[fx.Graph, list[Any], Any]:
@@ -90,6 +90,7 @@ class Tracer(fx.Tracer):
         try:
             result = self._traced(args, kwargs)
         finally:
+            self.guards.ends(self.watch.names)
             changed = self.guards.restore()
             left = self._restore()
         if left:
@@ -115,6 +116,7 @@ class Tracer(fx.Tracer):
                     space[name] = before[name]
                 else:
                     del space[name]
+        self._spaces = []  # else they would keep weights that are replaced
         return found
 
     def _traced(self, args: Any, kwargs: Any) -> Any:
@@ -125,10 +127,8 @@ class Tracer(fx.Tracer):
                     return self.proxy(self._leaf(self.root, args, kwargs))
                 result = self.call_module(self.root, None, args, kwargs)
         finally:
-            # other threads' numbers are not put back, lest they get them twice; `Watch` sees calls
-            drawn = threading.active_count() == 1 and (
-                pickle.dumps(np.random.get_state()) != pickle.dumps(state))
-            if drawn:
+            drawn = pickle.dumps(np.random.get_state()) != pickle.dumps(state)
+            if drawn and not _has_company():  # other threads must not get their numbers twice
                 np.random.set_state(state)
         if drawn:
             raise Refused("random numbers of NumPy are drawn")
@@ -167,8 +167,9 @@ class Tracer(fx.Tracer):
                 return value
             if name in QUIET:
                 asking = sys._getframe(1)
-                if name in SPACES and is_models(asking) and asking.f_code.co_name != "__getattr__":
-                    raise Refused(f"{name} of a module is read")
+                if name == "__dict__" and is_models(asking) and asking.f_code.co_name not in (
+                        "__getattr__", "__getattribute__"):
+                    raise Refused("the dictionary of a module is read")
                 return value
             return self._read(module, name, value)
 
@@ -328,6 +329,12 @@ class Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> Value:
         return Value(node, self)
+
+
+def _has_company() -> bool:
+    """Whether threads besides this one and those that compile are there."""
+    return any(thread is not threading.current_thread() and thread.name != COMPILING
+               for thread in threading.enumerate())
 
 
 def is_hooked(module: nn.Module) -> bool:

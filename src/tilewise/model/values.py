@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .guards import Refused
+from .contents import Refused
 from .purity import OURS, TORCH
 
 KNOWN = (TORCH, OURS)
@@ -36,13 +36,11 @@ class Value(fx.Proxy):
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
         """Its own class for torch's C++, which would take a tensor's memory for granted."""
-        code, calling = sys._getframe(1).f_code, self.tracer.watch.calling
+        code = sys._getframe(1).f_code
         asked = code.co_name in ASKING if code.co_filename.startswith(KNOWN) else (
-            calling is isinstance)
-        try:
+            isinstance in self.tracer.watch.calling[-1:])
+        with self.tracer.watch.kept():  # it may ask for the next of several classes
             return self._kind() if asked else Value
-        finally:  # it may ask for the next of several classes
-            self.tracer.watch.calling = calling
 
     def _kind(self) -> type:
         if self.node.op == "get_attr":
@@ -67,7 +65,8 @@ class Value(fx.Proxy):
         raise Refused(f"{self.node} is called")
 
     def __repr__(self) -> str:
-        if not sys._getframe(1).f_code.co_filename.startswith(KNOWN):
+        asking = sys._getframe(1)
+        if not asking.f_code.co_filename.startswith(KNOWN) and not _is_in_assertion(asking):
             raise Refused(f"{self.node} becomes text")
         return super().__repr__()
 

@@ -22,6 +22,7 @@ from .requests import Request
 
 MOST = 8  # processes
 WORTH = 2  # kernels for each: a process takes about as long to start
+COMPILING = "tilewise compiles"  # name of threads that wait for them
 PATIENCE = 60.0  # seconds that one kernel may take
 # the package without its first lines, which import torch
 START = """
@@ -61,7 +62,7 @@ class Ahead:
             self._waiting.update(wanted)
         with suppress(RuntimeError):  # no more threads to be had: what waits is compiled here
             for _ in range(workers):
-                threading.Thread(target=self._drive, daemon=True).start()
+                threading.Thread(target=self._drive, name=COMPILING, daemon=True).start()
         return workers
 
     def take(self, request: Request) -> bytes | None:
