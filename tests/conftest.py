@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-# Tests start cold and leave the user's caches alone; the directory goes when the process ends.
+# Tests start cold and leave the user's caches alone; the directory goes when the process ends. One
+# that is given is shared by processes, which then have a directory of their own in it.
 if "TILEWISE_CACHE_DIR" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="tilewise-tests-", ignore_cleanup_errors=True)
     os.environ["TILEWISE_CACHE_DIR"] = _cache.name
+elif Path(os.environ["TILEWISE_CACHE_DIR"]).name != "tests":
+    os.environ["TILEWISE_CACHE_DIR"] = str(Path(os.environ["TILEWISE_CACHE_DIR"], "tests"))
 
 # What one test measures of the machine must not change another's plans: with a directory in its
 # place, the file of limits cannot be written.

@@ -83,3 +83,17 @@ def test_many_gradients_at_once(part: nn.Module, training: bool) -> None:
     largest = max(float(theirs.norm()) for theirs in found[0])
     for theirs, ours in zip(*found):
         assert float((ours - theirs).norm()) <= 1e-3 * max(float(theirs.norm()), 1e-2 * largest)
+
+
+def test_mapped_gradients_that_are_differentiated() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1),
+                        nn.ReLU())
+    found = []
+    for one in (net, tilewise.optimize(copy.deepcopy(net))):
+        x = torch.ones(1, 3, 6, 6).requires_grad_()
+        y = one(x).mean((0, 2, 3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(torch.func.vmap(lambda v, y=y, x=x: torch.autograd.grad(
+                y, x, v, create_graph=True)[0])(torch.eye(4)))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

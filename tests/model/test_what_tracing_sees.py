@@ -6,10 +6,12 @@ import collections
 import copy
 import dataclasses
 import functools
+import gc
 import threading
 import types
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -233,6 +235,108 @@ def test_caches_hold_tensors() -> None:
     agree(lambda self, x: self.a(x) + grid(x.shape[-1]), read=lambda model: type(grid(16)).__name__)
 
 
+KNOWN: dict[int, torch.Tensor] = {}
+
+
+def remembered(length: int) -> torch.Tensor:
+    if length not in KNOWN:
+        KNOWN[length] = torch.arange(length).float()
+    return KNOWN[length]
+
+
+def test_a_dictionary_of_tensors_is_a_cache() -> None:
+    KNOWN.clear()
+    remembered(8)
+    agree(lambda self, x: self.a(x) + remembered(x.shape[-1]),
+          read=lambda model: type(remembered(16)).__name__)
+
+
+def test_caches_keep_what_they_have_of_others() -> None:
+    @functools.lru_cache
+    def session(name: str) -> object:
+        return object()
+
+    first = session("first")
+    agree(lambda self, x: self.a(x) * (2 if self.session("second") else 3), {"session": session})
+    assert session("first") is first
+
+
+class Boxes(NamedTuple):
+    xy: torch.Tensor
+
+    def doubled(self) -> torch.Tensor:
+        return self.xy * 2
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    y: torch.Tensor
+
+    def doubled(self) -> torch.Tensor:
+        return self.y * 2
+
+
+@pytest.mark.parametrize("kind", [Boxes, Slotted])
+def test_objects_that_are_made_inside(kind: Any) -> None:
+    class Model(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return kind(self.a(x)).doubled()
+
+    fast = tilewise.optimize(Model().eval())
+    with torch.inference_mode():
+        fast(X)
+        assert not fast.forward.refusals
+        old = weakref.ref(fast.a.weight)
+        fast.a.weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+        fast(X)
+    gc.collect()
+    assert old() is None
+
+
+def test_what_is_not_read_may_change() -> None:
+    class Own:
+        k = 2.0
+        made = 0
+
+        def scaled(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.k
+
+    class Model(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.own.scaled(self.a(x))
+
+    own = Own()
+    fast = tilewise.optimize(Model(own=own).eval())
+    with torch.inference_mode():
+        for number in range(5):
+            fast(X)
+            setattr(own, f"log{number}", number)
+            Own.made = number
+    assert sum(map(len, fast.forward.captures.values())) == 1
+
+
+def test_an_object_in_the_place_of_another() -> None:
+    held = {"one": types.SimpleNamespace(k=2.0)}
+
+    class Model(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) * self.held["one"].k
+
+    fast = tilewise.optimize(Model(held=held).eval())
+    with torch.inference_mode():
+        before = fast(X)
+        held.clear()
+        fast.held["one"] = types.SimpleNamespace(k=3.0)
+        torch.testing.assert_close(fast(X), before * 1.5)
+
+
+def test_a_scripted_part_is_no_fault() -> None:
+    part = torch.jit.trace(nn.Conv2d(3, 8, 3).eval(), X)
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), part).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(tilewise.optimize(model)(X), model(X))
+
+
 def test_properties_that_are_kept_hold_tensors() -> None:
     class Model(Base):
         @functools.cached_property
@@ -280,7 +384,7 @@ def test_numbers_that_another_thread_draws_are_drawn_once() -> None:
     ended = threading.Event()
 
     def draw() -> None:
-        while not ended.is_set():
+        while not ended.is_set() and len(drawn) < 100_000:
             drawn.append(np.random.rand())
 
     thread = threading.Thread(target=draw)
@@ -293,6 +397,24 @@ def test_numbers_that_another_thread_draws_are_drawn_once() -> None:
         ended.set()
         thread.join()
     assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("company", [False, True])
+def test_numbers_that_the_model_draws_are_new_in_every_call(company: bool) -> None:
+    class Model(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) * float(np.random.rand())
+
+    fast, ended = tilewise.optimize(Model().eval()), threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    if company:
+        thread.start()
+    try:
+        with torch.inference_mode():
+            found = {float(fast(X).sum()) for _ in range(4)}
+    finally:
+        ended.set()
+    assert len(found) == 4
 
 
 def test_texts_that_differ_in_every_call_are_not_kept() -> None:
@@ -354,6 +476,20 @@ def test_modes_inside_are_those_of_each_call(inside: str, first: str, later: str
     assert torch.is_grad_enabled()
 
 
+def test_gradients_are_switched_on_again_where_a_step_raises() -> None:
+    class Model(Base):
+        def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                y = self.a(x)
+                return y + rows
+
+    fast = tilewise.optimize(Model().eval())
+    fast(X, torch.zeros(16))
+    with pytest.raises(RuntimeError):
+        fast(X, torch.zeros(5))
+    assert torch.is_grad_enabled()
+
+
 # methods
 
 
@@ -378,6 +514,21 @@ def test_a_convolution_may_get_another_inner_function(early: bool) -> None:
             part._conv_forward = tiled.__get__(part)
         for _ in range(3):
             torch.testing.assert_close(fast(X), model(X))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_all_convolutions_may_get_another_inner_function(
+        early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    model.eval()
+    with torch.inference_mode():
+        if not early:
+            tilewise.optimize(model)(X)
+        fast = tilewise.optimize(model)
+        if not early:
+            fast(X)
+        monkeypatch.setattr(nn.Conv2d, "_conv_forward", tiled)
+        torch.testing.assert_close(fast(X), model(X))
 
 
 def test_a_forward_may_be_wrapped() -> None:
