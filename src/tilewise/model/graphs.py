@@ -30,7 +30,9 @@ class Names:
         return getattr(module, attribute)
 
 
-INNER = {None, *(kind._conv_forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d))}
+# what convolutions call inside; transposed ones only inherit it
+INNER = {None, *(kind._conv_forward for kind in (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.modules.conv._ConvNd))}
 
 
 def known_module(steps: dict[str, Any], node: fx.Node) -> Any:
