@@ -124,6 +124,7 @@ class Settings:
     k: Any = 2.0
     ks: Any = [2.0]
     inner: Any = types.SimpleNamespace(k=2.0)
+    many: Any = [types.SimpleNamespace(k=2.0), types.SimpleNamespace(k=2.0)]
 
 
 class Named(dict):
@@ -141,7 +142,7 @@ HELD: dict[str, Any] = {"one": types.SimpleNamespace(k=2.0)}
 
 def restore() -> None:
     Settings.k, Settings.ks, Settings.inner.k = 2.0, [2.0], 2.0
-    HELD["one"].k = 2.0
+    HELD["one"].k = Settings.many[0].k = 2.0
 
 
 CHANGES: dict[str, tuple[Any, dict[str, Any], Any]] = {
@@ -155,6 +156,9 @@ CHANGES: dict[str, tuple[Any, dict[str, Any], Any]] = {
                           lambda model: Settings.ks.__setitem__(0, 3.0)),
     "an object of a class": (lambda self, x: self.a(x) * Settings.inner.k, {},
                              lambda model: setattr(Settings.inner, "k", 3.0)),
+    "an object in a list of a class": (lambda self, x: self.a(x) * self.own.many[0].k,
+                                       {"own": Settings()},
+                                       lambda model: setattr(Settings.many[0], "k", 3.0)),
     "an object in a dictionary": (lambda self, x: self.a(x) * HELD["one"].k, {},
                                   lambda model: setattr(HELD["one"], "k", 3.0)),
     "a dictionary of its own class": (lambda self, x: self.a(x) * self.own.k,
@@ -313,6 +317,17 @@ def test_what_is_not_read_may_change() -> None:
             setattr(own, f"log{number}", number)
             Own.made = number
     assert sum(map(len, fast.forward.captures.values())) == 1
+
+
+def test_objects_of_classes_of_objects_are_no_reason_to_refuse() -> None:
+    class Model(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) * self.own.many[0].k
+
+    fast = tilewise.optimize(Model(own=Settings()).eval())
+    with torch.inference_mode():
+        fast(X)
+    assert not fast.forward.refusals
 
 
 def test_an_object_in_the_place_of_another() -> None:

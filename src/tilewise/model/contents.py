@@ -50,8 +50,6 @@ class Same:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and self._item is other._item
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def told(item: Any) -> Any:
     """An item as it can be compared."""

@@ -132,11 +132,15 @@ class Guards:
 
     def ends(self, names: set[str]) -> None:
         """The code was gone through; it has these names, by which it may have read objects."""
-        for value in self._others.values():
-            for one in (value if isinstance(value, type) else type(value)).__mro__:
-                if not one.__module__.startswith(PLAIN):
-                    self._knows_class(value, one, names)
-        self._others = {}
+        done: dict[int, Any] = {}
+        while self._others.keys() - done.keys():  # classes may hold more of them
+            for key, value in list(self._others.items()):
+                if key not in done:
+                    done[key] = value
+                    for one in (value if isinstance(value, type) else type(value)).__mro__:
+                        if not one.__module__.startswith(PLAIN):
+                            self._knows_class(value, one, names)
+        self._others, self._kept = {}, {}
 
     def _knows_class(self, value: Any, kind: type, names: set[str]) -> None:
         """Attributes of an object by one of its classes: its slots, and what it has not itself."""

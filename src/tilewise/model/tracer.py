@@ -90,7 +90,6 @@ class Tracer(fx.Tracer):
         try:
             result = self._traced(args, kwargs)
         finally:
-            self.guards.ends(self.watch.names)
             changed = self.guards.restore()
             left = self._restore()
         if left:
@@ -103,6 +102,7 @@ class Tracer(fx.Tracer):
             raise Refused("a mode of torch is left switched")
         if any(snapshot(copy) != before for copy, before in self._copies):
             raise Refused("a container of a module is changed")
+        self.guards.ends(self.watch.names)
         return self._outputs(result)
 
     def _restore(self) -> list[str]:
