@@ -14,7 +14,8 @@ of the steps, with reading and scaling the images; `wall` is that of the process
 start, planning, compiling, checkpoints and tests. The picture needs matplotlib (the extra
 `plots`). Torch runs with huge pages. --images takes so many images to train with, and a sixth of
 that to test with. --minutes begins no turn after that time: the same command goes on. A seed
-that is in the result file with all its epochs, and was run on such a machine, is not run again.
+that is in the result file with all its epochs is not run again; it may have run on another machine,
+which its rows tell.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from tilewise.training import idx
 
 ENGINES = ("torch", "torch-channels-last", "torch-compile", "tilewise")
 COLOURS = dict(zip(ENGINES, ("#8c8c8c", "#1f77b4", "#2ca02c", "#d62728")))
+PEERS = ("openvino", "onnxruntime")  # which take no part
 SMOOTH = 50  # steps of which a mean is kept and drawn
 
 
@@ -78,24 +80,39 @@ def turn(args: argparse.Namespace, engine: str, seed: int, epoch: int) -> None:
     walls = place / "walls.json"
     before = json.loads(walls.read_text()) if walls.exists() else []
     walls.write_text(json.dumps([*before, time.perf_counter() - started]))
+    with (place / "machines.txt").open("a") as file:
+        file.write(f"{on(result_of(args, []))}\n")
 
 
 def kept(args: argparse.Namespace) -> dict[tuple[str, int], dict]:
-    """The rows that the result file has of whole runs as these, by engine and seed."""
+    """The rows that the result file has of seeds that all engines ended, by engine and seed."""
     if not args.output or not args.output.exists():
         return {}
     before = Result.load(args.output)
-    alike = [{**result.settings, "seed": 0, "seeds": 0, "processor": result.machine["processor"],
-              "isa": result.machine["isa"], "versions": result.machine["versions"]}
+    alike = [{**result.settings, "seed": 0, "seeds": 0,
+              "versions": {**result.machine["versions"], **dict.fromkeys(PEERS)}}
              for result in (before, result_of(args, []))]
+    ended = {(row["engine"], row["seed"]): row for row in before.rows
+             if len(row["epochs"]) == args.epochs}
+    whole = {seed for _, seed in ended if all((one, seed) in ended for one in args.engines)}
     return {} if alike[0] != alike[1] else {
-        (row["engine"], row["seed"]): row for row in before.rows
-        if len(row["epochs"]) == args.epochs}
+        key: {"on": on(before), **row} for key, row in ended.items() if key[1] in whole}
+
+
+def on(result: Result) -> str:
+    """The machine that a row ran on."""
+    return f"{result.machine['processor']}, {result.machine['isa']}"
+
+
+def machines(place: Path) -> list[str]:
+    """Those that the turns of a run were on."""
+    path = place / "machines.txt"
+    return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
 
 
 def rows(args: argparse.Namespace) -> list[dict]:
     """What each engine that has run did: its epochs, and the losses as means of many steps."""
-    found, done = [], kept(args)
+    found, done, here = [], kept(args), on(result_of(args, []))
     for engine, seed in ((engine, seed) for engine in ENGINES for seed in args.seeds):
         place = place_of(args, engine, seed)
         if (engine, seed) in done:
@@ -107,7 +124,8 @@ def rows(args: argparse.Namespace) -> list[dict]:
         losses = run["losses"]
         means = [sum(losses[i:i + SMOOTH]) / SMOOTH for i in range(0, len(losses) - SMOOTH, SMOOTH)]
         found.append({"engine": engine, "seed": seed, "epochs": run["epochs"], "means": means,
-                      "steps": len(losses), "walls": json.loads(walls.read_text())})
+                      "steps": len(losses), "walls": json.loads(walls.read_text()),
+                      "on": " and ".join(machines(place) or [here])})
     return found
 
 
@@ -138,7 +156,8 @@ def result_of(args: argparse.Namespace, found: list[dict]) -> Result:
     return Result(kind, shlex.join(["python", *sys.argv]), date.today().isoformat(),
                   machine.facts(torch.get_num_threads(), limits=False),
                   {"model": args.model, "seed": args.seeds[0], "seeds": args.seeds, "batch": 64,
-                   "size": args.size, "images": args.images}, found)
+                   "size": args.size, "images": args.images,
+                   **({"limit": args.limit} if args.limit else {})}, found)
 
 
 def draw(result: Result, path: Path) -> None:

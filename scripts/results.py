@@ -60,8 +60,7 @@ MADE = {
         "--limit 256 --engines torch tilewise -o train_fashion_mnist.json"),
     "train_resnet18": Made(
         "python benchmarks/train_fashion_mnist.py runs-18 --model resnet18 --size 64 "
-        "--seeds 0 1 2 --engines torch-channels-last tilewise --images 6000 "
-        "-o train_resnet18.json",
+        "--seeds 0 1 2 --engines torch-channels-last tilewise -o train_resnet18.json",
         "python benchmarks/train_fashion_mnist.py build/quick-18 --model lenet_b --epochs 1 "
         "--limit 256 --seeds 0 1 --engines torch tilewise -o train_resnet18.json"),
     "train_ranks": Made("python benchmarks/train_ranks.py --runs 200 --ranks 2 2 2 4 "

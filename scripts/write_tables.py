@@ -187,6 +187,12 @@ def _seeds_compared(result: dict[str, Any]) -> str:
                   if one == engine for a, b in zip(epochs, runs["tilewise", seed])]
         told.append(f"An epoch of {engine} takes {statistics.median(ratios):.2f} times as long as "
                     f"one of tilewise in the median, {min(ratios):.2f} to {max(ratios):.2f} times.")
+    places: dict[str, list[str]] = {}
+    for row in result["rows"]:
+        places.setdefault(row.get("on", ""), []).append(str(row["seed"]))
+    where = "; ".join(f"seeds {', '.join(dict.fromkeys(seeds))} on {place}"
+                      for place, seeds in places.items()) if len(places) > 1 else ""
+    told += [f"They ran: {where}."] if where else []
     return f"The runs end at {ended}. {' '.join(told)}"
 
 
