@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import tilewise
-from tilewise.model import deciding
 from tilewise.model.captured import LATER, SIZED
 
 
@@ -341,31 +340,6 @@ def test_memory_that_a_part_keeps():
         start = net.d(net.c(x))
         for count in range(1, 6):
             torch.testing.assert_close(model(x), start + count, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(("module", "shape"), [
-    (nn.Conv2d(3, 8, 3, 2, 1), (2, 3, 17, 9)),
-    (nn.Conv2d(4, 8, (3, 5), padding="same", groups=2), (1, 4, 7, 8)),
-    (nn.Conv1d(3, 4, 5, dilation=2), (2, 3, 20)),
-    (nn.Conv3d(2, 4, 3, padding=(0, 1, 2)), (1, 2, 5, 6, 7)),
-    (nn.BatchNorm2d(3).eval(), (2, 3, 4, 5)),
-    (nn.SiLU(inplace=True), (3, 4))])
-def test_sizes_are_told_without_values(module, shape):
-    x = torch.randn(shape)
-    found = deciding._sized(module, x)
-    assert found is not None
-    assert found.shape == module(x).shape
-
-
-@pytest.mark.parametrize(("module", "shape"), [
-    (nn.Conv2d(3, 8, 3), (2, 4, 9, 9)),  # an error of torch's
-    (nn.Conv2d(3, 8, 3), (1, 3, 2, 2)),
-    (nn.Conv2d(3, 8, 3), (3, 9, 9)),
-    (nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), (1, 3, 1, 1)),
-    (nn.BatchNorm2d(3), (2, 4, 5, 5)),
-    (nn.MaxPool2d(2), (1, 2, 4, 4))])
-def test_what_is_not_known_is_run(module, shape):
-    assert deciding._sized(module, torch.randn(shape)) is None
 
 
 class Writing(nn.Module):

@@ -15,7 +15,7 @@ from . import operations
 from .activations import MODULES, attributes
 from .contents import Refused, snapshot
 from .deciding import forms_of
-from .effects import Effects, is_whole_number, like_rank, name_of, only_adds
+from .effects import Effects, is_number, is_query, is_whole_number, like_rank, name_of, only_adds
 from .graphs import Graph
 from .guards import Guards, Passing
 from .layout import LAST, Drawn, Inside
@@ -38,10 +38,12 @@ from .patterns import (
     padded_by,
 )
 from .placing import mark
+from .shadows import granted
 from .signals import turn_signals
 from .stages import note, text_of
 from .storing import Choice
 from .tracer import Tracer, is_hooked
+from .values import kind_of
 
 WEIGHT = "first_weight"
 ATTEMPTS = 12  # modules that are left out of a graph before the whole is given up
@@ -83,6 +85,8 @@ class Capture(Graph):
                  max_error: float | None, sized: bool = False) -> None:
         tracer, (self.graph, results, result_spec) = traced(module, leaves, spec, sized)
         self.forms = forms_of(tensors_of(leaves)) if tracer.deciding.has_decided else None
+        self.asked = frozenset(tracer.deciding.shadows.asked)
+        self.granted = granted(tensors_of(leaves), self.asked)
         # whether a part was left out that a graph for one size may have
         self.is_passing = any(isinstance(why, Passing) for why in tracer.opaque.values())
         self.guards: Guards = tracer.guards
@@ -112,6 +116,8 @@ class Capture(Graph):
                              for node in self.graph.nodes)
 
     def suits(self, tensors: Sequence[Tensor]) -> bool:
+        if self.asked and self.granted != granted(tensors, self.asked):
+            return False
         return self.forms is None or self.forms == forms_of(tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
@@ -159,7 +165,13 @@ class Capture(Graph):
                     node.meta["counts"] = which
 
     def _leave_out(self) -> None:
-        """What hands on what it is given."""
+        """What hands on what it is given, and questions whose answers were needed only once."""
+        numbers: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            numbers.update([node] if is_number(node, numbers) else [])
+        for node in reversed(list(self.graph.nodes)):
+            if node in numbers and not node.users and _is_answered(node, numbers):
+                self.graph.erase_node(node)
         for node in list(self.graph.nodes):
             module = self.module_of(node)
             if isinstance(module, nn.modules.dropout._DropoutNd) and (
@@ -359,13 +371,22 @@ class _Inside(Inside):
         return self.graph.get_attr(WEIGHT)
 
 
+def _is_answered(number: fx.Node, numbers: set[fx.Node]) -> bool:
+    """Whether it would not raise: `size(3)` may."""
+    if not is_query(number):
+        return name_of(number) != "exactly" and numbers.issuperset(number.all_input_nodes)
+    source = number.args[0] if number.args else None
+    named = 2 if number.target is getattr else 1
+    return isinstance(source, fx.Node) and kind_of(source) is Tensor and (
+        len(number.args) == named and not number.kwargs)
+
+
 def traced(module: nn.Module, leaves: list[Any], spec: Any,
            sized: bool = False) -> tuple[Tracer, tuple[fx.Graph, list[Any], Any]]:
     """The graph of a module; parts that cannot be traced are called as they are."""
     opaque: dict[nn.Module, Refused] = {}
-    inputs = tensors_of(leaves) if sized else None
     for _ in range(ATTEMPTS):
-        tracer = Tracer(module, opaque, inputs)
+        tracer = Tracer(module, opaque, sized)
         try:
             return tracer, tracer.run(leaves, spec)
         except (Refused, Exception) as reason:  # whatever a model's Python does with a proxy

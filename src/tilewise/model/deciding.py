@@ -1,7 +1,7 @@
 """Numbers that a model's Python asks for: known where they follow from the sizes of its inputs.
 
-The graph as far as it is traced is run once. What is decided by it holds for inputs of the same
-shapes, and for the parameters and options that modules had.
+Where axes, types and devices tell it, it holds for inputs of all sizes. Else it holds for inputs of
+the same shapes, and for the parameters and options that modules had.
 """
 
 from __future__ import annotations
@@ -11,25 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 
-from ..conv.options import output_shape
 from .contents import FIXED, Refused
 from .effects import MODULES as FRESH_MODULES
-from .effects import SIZES, Effects, is_number, name_of, torch_module
+from .effects import SIZES, Effects, is_number, name_of
+from .graphs import known_module
 from .guards import Guards, Passing
 from .layout import PLAIN
-from .native import function_of
+from .shadows import Shadows, Unknown
 
 Form = tuple[torch.Size, ...]
 # whose results have sizes that follow from those of their arguments
 MODULES = (*FRESH_MODULES, nn.Identity, nn.Flatten, nn.PixelShuffle, nn.PixelUnshuffle,
            nn.ZeroPad2d)
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# whose results have the sizes of their arguments
-ALIKE = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
-         nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.Mish, nn.Softplus, nn.Identity)
 
 
 def forms_of(tensors: Sequence[Tensor]) -> Form:
@@ -48,37 +43,45 @@ class _Shapes:
 
 
 class Deciding:
-    """number(node): its value with these tensors as inputs; without them it is not known now.
+    """number(node): its value with these tensors as inputs.
 
     Args:
         graph: As far as it is traced.
         called: The modules that it calls, by name.
         tensors: Modules and the names of their tensors, by name.
         guards: They get the parameters that a number depends on.
-        inputs: None where a graph for all sizes is wanted.
+        inputs: Of the graph, in their order.
+        is_sized: Whether a graph for their sizes alone is wanted.
     """
 
     def __init__(self, graph: fx.Graph, called: dict[str, nn.Module],
                  tensors: dict[str, tuple[nn.Module, str]], guards: Guards,
-                 inputs: Sequence[Tensor] | None) -> None:
+                 inputs: Sequence[Tensor], is_sized: bool) -> None:
         self._graph, self._called, self._tensors = graph, called, tensors
-        self._guards, self._inputs = guards, inputs
+        self._guards, self._is_sized = guards, is_sized
+        self.shadows = Shadows(graph, inputs, self._module_of, tensors, guards)
         self._numbers: set[fx.Node] = set()  # of the graph so far
         self.has_decided = False
 
     def number(self, node: fx.Node) -> Any:
+        try:
+            return self.shadows.number(node)
+        except Unknown:
+            return self._by_sizes(node)
+
+    def _by_sizes(self, node: fx.Node) -> Any:
         self._numbers = set()
         for other in self._graph.nodes:
             if is_number(other, self._numbers, SIZES):
                 self._numbers.add(other)
         if node not in self._numbers:
             raise Refused(f"Python depends on the value of {node}")
-        if self._inputs is None:
+        if not self._is_sized:
             raise Passing(f"Python depends on {node}")
         needed = self._needed(node)
         self._check(needed)
         self.has_decided = True
-        return self._run(needed)
+        return self._value(needed)
 
     def _needed(self, node: fx.Node) -> list[fx.Node]:
         """All that a node follows from, in the graph's order, and itself."""
@@ -90,11 +93,10 @@ class Deciding:
         return [other for other in self._graph.nodes if other in found]
 
     def _module_of(self, node: fx.Node) -> Any:
-        known = node.op == "call_module" and not node.meta.get("opaque")
-        return torch_module(self._called[str(node.target)]) if known else None
+        return known_module(self._called, node)
 
     def _check(self, needed: list[fx.Node]) -> None:
-        """Running it must leave no trace, and sizes must follow from sizes."""
+        """Sizes must follow from sizes, whatever is written."""
         effects = Effects(self._graph, self._module_of)
         if effects.writes_outside:
             raise Refused("it writes to its inputs, or to parameters")
@@ -115,35 +117,17 @@ class Deciding:
             node.all_input_nodes[1:])
         return not picks and (name_of(node) in PLAIN or node in self._numbers)
 
-    @torch.no_grad()
-    def _run(self, needed: list[fx.Node]) -> Any:
-        inputs: dict[fx.Node, Tensor] = {}
-        given = iter(self._inputs or ())
-        for node in self._graph.nodes:
-            if node.op == "placeholder":
-                inputs[node] = next(given)
-        uses = {source: node for node in needed for source in node.all_input_nodes}
-        values: dict[fx.Node, Any] = {}
+    def _value(self, needed: list[fx.Node]) -> Any:
+        try:
+            found = self.shadows.of(needed[-1]).value
+        except Unknown:
+            raise Refused(f"{needed[-1]} may have another size in every call") from None
         for node in needed:
-            values[node] = inputs[node] if node in inputs else self._value(node, values)
-            for source in node.all_input_nodes:
-                if uses[source] is node:
-                    values.pop(source, None)
-        return values[needed[-1]]
-
-    def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        if node.op == "get_attr":
-            module, name = self._tensors[str(node.target)]
-            self._relies_on(module)
-            return getattr(module, name)
-        args, kwargs = (map_arg(part, values.__getitem__) for part in (node.args, node.kwargs))
-        if node.op != "call_module":
-            return function_of(node)(*args, **kwargs)
-        module = self._called[str(node.target)]
-        for part in module.modules():
-            self._relies_on(part)
-        found = None if kwargs else _sized(module, *args)
-        return type(module).forward(module, *args, **kwargs) if found is None else found
+            if node.op == "get_attr":
+                self._relies_on(self._tensors[str(node.target)][0])
+            if node.op == "call_module":
+                self._relies_on(self._called[str(node.target)])
+        return found
 
     def _relies_on(self, module: nn.Module) -> None:
         """The tensors that a module has, and its options: others might make other sizes."""
@@ -156,25 +140,3 @@ class Deciding:
         for name, value in module.__dict__.items():
             if not name.startswith("_") and isinstance(value, (*FIXED, tuple)):
                 self._guards.reads(module.__dict__, name, value)
-
-
-def _sized(module: nn.Module, x: Any = None, *more: Any) -> Tensor | None:
-    """A result of the right size and of no values, in memory of its own: what comes next may write
-    to it. None where only a run tells it, or an error."""
-    if more or not isinstance(x, Tensor) or not x.is_floating_point():
-        return None
-    if type(module) in ALIKE:
-        return torch.empty_like(x)
-    if type(module) is nn.BatchNorm2d and x.dim() == 4 and x.shape[1] == module.num_features:
-        return torch.empty_like(x)
-    if type(module) not in CONVOLUTIONS:
-        return None
-    return _convolved(module, x)
-
-
-def _convolved(module: Any, x: Tensor) -> Tensor | None:
-    weight = module.weight
-    fits = (x.dim() == weight.dim() and x.shape[1] == weight.shape[1] * module.groups
-            and x.dtype == weight.dtype and module.padding_mode == "zeros")
-    shape = output_shape(x, weight, module.stride, module.padding, module.dilation) if fits else ()
-    return x.new_empty(shape) if shape and min(shape) > 0 else None

@@ -181,6 +181,8 @@ def _released(model: nn.Module, example: Any, max_error: float | None) -> nn.Mod
         capture = Capture(sharing_copy(model), leaves, spec, max_error)
         if capture.opaque:
             raise Refused(f"{type(capture.opaque[0]).__name__} cannot be traced")
+        if example is None and capture.asked:
+            raise Refused("it asks for axes, types or devices: give optimize an example")
         return _module(model, capture, form_of(leaves, spec))
     except Refused as reason:
         raise TilewiseError("keep_original is False, needs a model that can be traced as a whole, "

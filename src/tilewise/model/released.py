@@ -17,6 +17,7 @@ from .graphs import known_module
 from .guards import Guards
 from .layout import enter, image_of, leave, settled
 from .programs import Programs
+from .shadows import granted
 from .values import asserted, exactly
 
 SET = ("_parts", "activation", "pool", "max_error")  # of blocks, when they were made
@@ -26,11 +27,13 @@ class Released(nn.Module):
     """A graph that is all that is left of a model."""
 
     _whole: _Whole | None = None
+    _asked: frozenset[str] = frozenset()
 
     def __init__(self, graph: fx.GraphModule, capture: Capture, form: Any) -> None:
         super().__init__()
         self.body, self._form, self._ended = graph, form, capture.ended
         self._guards: Guards | None = capture.guards
+        self._asked, self._granted = capture.asked, capture.granted
         self.tuned = Learned()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -48,6 +51,11 @@ class Released(nn.Module):
             raise TilewiseError("the model was released, and what it reads beside its arguments "
                                 "has changed since: optimize it again")
         tensors = [x for x in leaves if isinstance(x, Tensor)]
+        if self._asked and self._granted != granted(tensors, self._asked):
+            raise TilewiseError("the model was released for tensors with other numbers of axes, of "
+                                "other types, on other devices or under another autocast, and its "
+                                "code asks for these: give optimize an example of those that it "
+                                "is called with")
         results = None if is_traced() else self.whole.run(tensors)
         return self._ended(self.body(*tensors) if results is None else results)
 

@@ -31,6 +31,7 @@ from .purity import Watch, is_models
 from .values import Attribute, Value
 
 LOCK = threading.RLock()  # modules are patched for all threads while one is traced
+OF_TYPES = (torch.promote_types, torch.can_cast)
 QUIET = {*HOOKS, "_parameters", "_buffers", "_non_persistent_buffers_set", "_compiled_call_impl",
          "_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
          "_forward_pre_hooks_with_kwargs", "__dict__", "__class__"}
@@ -46,6 +47,8 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (),
                            kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function in OF_TYPES:
+            return function(*args, **kwargs)
         if getattr(function, "__name__", "") in ("__set__", "__delete__"):
             raise Refused("an attribute of a tensor is set")
         if torch.overrides.is_tensor_method_or_property(function):
@@ -60,11 +63,11 @@ class _Functions(TorchFunctionMode):
 class Tracer(fx.Tracer):
     """One attempt at a module; `opaque` modules are called, not looked into.
 
-    With `inputs` the graph may be one for their sizes alone.
+    If it `is_sized`, the graph may be one for these inputs' sizes alone.
     """
 
     def __init__(self, root: nn.Module, opaque: dict[nn.Module, Refused],
-                 inputs: list[Tensor] | None = None) -> None:
+                 is_sized: bool = False) -> None:
         super().__init__(autowrap_modules=())
         self.root, self.opaque, self.guards = root, opaque, Guards()
         self.paths = {module: name for name, module in root.named_modules()}
@@ -72,7 +75,7 @@ class Tracer(fx.Tracer):
         self.called: dict[str, nn.Module] = {}
         self.tensors: dict[str, tuple[nn.Module, str]] = {}
         self._thread: int | None = threading.get_ident()
-        self._inputs = inputs
+        self._is_sized = is_sized
         self._copies: list[tuple[Any, Any]] = []
         self._modes = _modes()
         self._spaces = [(space, dict(space)) for module in self.paths for space in (
@@ -83,7 +86,9 @@ class Tracer(fx.Tracer):
     def run(self, leaves: list[Any], spec: Any) -> tuple[fx.Graph, list[Any], Any]:
         """The graph, and the result as constants and nodes in their structure."""
         self.graph = fx.Graph(tracer_cls=fx.Tracer)
-        self.deciding = Deciding(self.graph, self.called, self.tensors, self.guards, self._inputs)
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.deciding = Deciding(self.graph, self.called, self.tensors, self.guards, inputs,
+                                 self._is_sized)
         given = [self.create_proxy("placeholder", f"p{i}", (), {}) if isinstance(leaf, Tensor)
                  else leaf for i, leaf in enumerate(leaves)]
         args, kwargs = tree_unflatten(given, spec)
@@ -302,10 +307,28 @@ class Tracer(fx.Tracer):
 
     def number(self, node: fx.Node) -> Any:
         """The value of a number that follows from sizes."""
-        thread, self._thread = self._thread, None  # modules are as they always are
+        with self._as_always():
+            return self.deciding.number(node)
+
+    def attribute(self, node: fx.Node, name: str) -> Any:
+        """The type or the device of a value, where that follows from those of the inputs."""
+        with self._as_always():
+            return self.deciding.shadows.attribute(node, name)
+
+    def length(self, size: fx.Node) -> int | None:
+        """Of a torch.Size, where it follows from those of the inputs."""
+        with self._as_always():
+            return self.deciding.shadows.length(size)
+
+    @contextmanager
+    def _as_always(self) -> Iterator[None]:
+        """Modules and operators of torch do what they do when nothing is traced."""
+        if _modes()[2:] != self._modes[2:]:  # what types follow from
+            raise Refused("a mode of torch is switched inside the model")
+        thread, self._thread = self._thread, None
         try:
             with self.watch.aside(), torch._C.DisableTorchFunction():
-                return self.deciding.number(node)
+                yield
         finally:
             self._thread = thread
 

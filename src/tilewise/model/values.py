@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from .contents import Refused
 from .purity import OURS, TORCH
+from .shadows import ATTRIBUTES
 
 KNOWN = (TORCH, OURS)
 SIZES = {"shape", "size"}
@@ -22,6 +23,7 @@ NUMBERS = {"dim", "ndim", "numel", "ndimension", "nelement"}
 NOTHING = {"grad", "grad_fn", "_base", "_grad", "_backward_hooks"}  # what a tensor may have not
 # functions of torch that ask for a class on behalf of a model
 ASKING = ("is_tensor", "_isinstance", "__instancecheck__")
+COMPARED = {*ATTRIBUTES, "layout", "requires_grad"}  # by `is`, which a stand-in answers wrongly
 UNKNOWN = {"dtype", "device", "layout", "is_cuda", "requires_grad", "is_contiguous", "stride",
            "chunk", "split", "unbind", "tolist", "item", "max", "min", "sort", "topk", "numpy"}
 
@@ -58,7 +60,12 @@ class Value(fx.Proxy):
             raise Refused(f"a tensor is asked for {name}")
         if (kind is Tensor and name in NOTHING) or (kind is None and name == "index"):
             raise Refused(f"whether {self.node} has a {name} is asked")
-        return Attribute(self, name)
+        if name not in COMPARED or kind not in (Tensor, None):
+            return Attribute(self, name)
+        found = self.tracer.attribute(self.node, name) if name in ATTRIBUTES else None
+        if found is None and _is_compared(sys._getframe(1)):
+            raise Refused(f"the {name} of {self.node} is compared")
+        return Attribute(self, name) if found is None else found
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         """`callable` takes it for a function."""
@@ -74,10 +81,12 @@ class Value(fx.Proxy):
         raise Refused(f"{name} of a tensor is set")
 
     def __iter__(self) -> Iterator[Any]:
-        count = _unpacked(sys._getframe(1)) or _pieces(self.node)
+        count, whole = self._length(), self
         if count is None:
-            raise Refused(f"{self.node} is iterated over")
-        whole = self.tracer.create_proxy("call_function", exactly, (self, count), {})
+            count = _unpacked(sys._getframe(1)) or _pieces(self.node)
+            if count is None:
+                raise Refused(f"{self.node} is iterated over")
+            whole = self.tracer.create_proxy("call_function", exactly, (self, count), {})
         return iter([whole[i] for i in range(count)])
 
     def __bool__(self) -> bool:
@@ -106,8 +115,16 @@ class Value(fx.Proxy):
     def _refuse(self, *_: Any) -> Any:
         raise Refused(f"Python asks for the value of {self.node}")
 
+    def _length(self) -> int | None:
+        """Of a tensor's shape, where it is known."""
+        return self.tracer.length(self.node) if kind_of(self.node) is torch.Size else None
+
     def __len__(self) -> int:
-        count = _pieces(self.node)
+        length, count = self._length(), _pieces(self.node)
+        if length is not None:
+            return length
+        if kind_of(self.node) is Tensor and count is None:
+            return int(self.size(0))
         if count is None:
             raise Refused(f"the length of {self.node} is asked for")
         self.tracer.create_proxy("call_function", exactly, (self, count), {})
@@ -204,6 +221,23 @@ def _is_asserted(frame: Any) -> bool:
         if "JUMP" in jump:
             return jump.endswith("IF_TRUE") and after == "LOAD_ASSERTION_ERROR"
     return False
+
+
+def _is_compared(frame: Any) -> bool:
+    """Whether what a frame asks for may be compared by `is`, by it or what called it."""
+    while frame is not None and frame.f_code.co_name != "_traced":
+        if not frame.f_code.co_filename.startswith(KNOWN) and _compares(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@lru_cache(maxsize=1024)
+def _compares(code: Any) -> bool:
+    """Whether anything but None is compared by `is`."""
+    return any(step.opname == "IS_OP" and not (before.opname == "LOAD_CONST"
+                                               and before.argval is None)
+               for before, step in pairwise(_instructions(code)))
 
 
 def _is_in_assertion(frame: Any) -> bool:
