@@ -498,6 +498,23 @@ def test_a_question_is_no_second_user():
     assert [block.activation for block in capture.blocks] == ["relu", None]
 
 
+def test_an_operator_of_others_that_gives_a_tensor_axes():
+    library = torch.library.Library("tilewise_shadows", "FRAGMENT")
+    library.define("grow(Tensor(a!) x) -> ()")
+    library.impl("grow", lambda x: (x.unsqueeze_(0), None)[1], "CPU")
+
+    def behind(self, y):
+        z = y.clone()
+        torch.ops.tilewise_shadows.grow(z)
+        return z * 2 if z.dim() == 4 else z
+
+    net = Net(as_it_is, behind).eval()
+    model, x = tilewise.optimize(net), torch.randn(2, 3, 12, 12)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(model(x), net(x), rtol=1e-4, atol=1e-4)
+
+
 def test_a_size_that_is_not_there():
     net = Net(as_it_is, lambda self, y: (y.size(3), y)[1]).eval()
     model = tilewise.optimize(net)

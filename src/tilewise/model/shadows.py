@@ -206,7 +206,8 @@ class Shadows:
             self._gets_axes |= (name_of(node).partition(".")[0] in ELSEWHERE
                                 or node.kwargs.get("out") is not None)
             inputs = node.all_input_nodes
-            if node.op == "call_module" and self._module_of(node) is None:
+            if isinstance(node.target, FOREIGN) or (
+                    node.op == "call_module" and self._module_of(node) is None):
                 self._opaque += 1
                 self._given.update(self._same.get(source, source) for source in inputs)
             if inputs and not self._is_new(node):
