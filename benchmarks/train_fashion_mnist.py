@@ -40,7 +40,7 @@ from tilewise.training import idx
 
 ENGINES = ("torch", "torch-channels-last", "torch-compile", "tilewise")
 COLOURS = dict(zip(ENGINES, ("#8c8c8c", "#1f77b4", "#2ca02c", "#d62728")))
-PEERS = ("openvino", "onnxruntime")  # which take no part
+PEERS = ("openvino", "onnxruntime", "triton")  # which take no part
 SMOOTH = 50  # steps of which a mean is kept and drawn
 
 

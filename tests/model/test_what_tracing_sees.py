@@ -164,6 +164,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "a dictionary of its own class": (lambda self, x: self.a(x) * self.own.k,
                                       {"own": Named(k=2.0)},
                                       lambda model: model.own.__setitem__("k", 3.0)),
+    "a truth that is a number then": (lambda self, x: self.a(x)[:, self.own], {"own": True},
+                                      lambda model: setattr(model, "own", 1)),
     "by the dictionary of a module": (lambda self, x: self.a(x) * self.__dict__["own"],
                                       {"own": 2.0}, lambda model: setattr(model, "own", 3.0)),
 }

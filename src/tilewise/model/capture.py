@@ -18,6 +18,7 @@ from .deciding import forms_of
 from .effects import Effects, is_number, is_query, is_whole_number, like_rank, name_of, only_adds
 from .graphs import Graph
 from .guards import Guards, Passing
+from .kinds import kind_of
 from .layout import LAST, Drawn, Inside
 from .lowering import lower
 from .nn import Block, TransposedBlock
@@ -43,7 +44,6 @@ from .signals import turn_signals
 from .stages import note, text_of
 from .storing import Choice
 from .tracer import Tracer, is_hooked
-from .values import kind_of
 
 WEIGHT = "first_weight"
 ATTEMPTS = 12  # modules that are left out of a graph before the whole is given up

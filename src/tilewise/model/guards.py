@@ -286,15 +286,17 @@ class _Named(NamedTuple):
     spaces: list[Any]
     names: list[str]
     values: list[Any]
+    kinds: list[type]  # 1 is not 1.0
 
     @staticmethod
     def of(rows: Iterable[tuple[Any, str, Any]]) -> _Named:
         found = list(rows)
         return _Named([row[0] for row in found], [row[1] for row in found],
-                      [row[2] for row in found])
+                      [row[2] for row in found], [type(row[2]) for row in found])
 
     def hold(self) -> bool:
-        return list(map(dict.get, self.spaces, self.names)) == self.values
+        found = list(map(dict.get, self.spaces, self.names))
+        return found == self.values and list(map(type, found)) == self.kinds
 
 
 class _Ready(NamedTuple):

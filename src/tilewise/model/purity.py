@@ -11,6 +11,7 @@ import dis
 import inspect
 import io
 import logging
+import operator
 import os
 import random
 import sys
@@ -47,6 +48,8 @@ QUIET = (*CODE, Tensor, logging.Logger)
 HARMLESS = {("torchvision.utils", "_log_api_usage_once"),
             ("segmentation_models_pytorch.base.utils", "is_torch_compiling")}
 LEGACY = type(torch.FloatTensor)  # asks a stand-in for its memory
+HOMES = (types.ModuleType, type)
+ANSWERS = (torch.dtype, torch.device, torch.layout, bool, type(None))
 MAKERS = ("__init__", "__post_init__", "__new__", "__setattr__", "__setitem__", "__setstate__")
 
 
@@ -68,6 +71,7 @@ class Watch:
         self._before: Any = None
         self.names: set[str] = set()  # that the model's code has
         self.calling: list[Any] = []  # functions of C that the model's code is in
+        self._is_unsure = False  # whether the model's code has an answer that is not known
 
     def __enter__(self) -> None:
         self._before = sys.getprofile()
@@ -97,6 +101,15 @@ class Watch:
         finally:
             self.calling = before
 
+    def unsure(self, what: str) -> None:
+        """The model's code gets a stand-in for an answer, which `is` compares wrongly."""
+        self._is_unsure = True
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != "_traced":
+            if is_models(frame) and _compares(frame):
+                raise Refused(f"{what} is compared")
+            frame = frame.f_back
+
     def _note(self, frame: types.FrameType, event: str, called: Any) -> None:
         if event == "call":
             self._enters(frame, frame.f_code)
@@ -112,6 +125,8 @@ class Watch:
         if code.co_name == "__enter__" and code.co_filename in SWITCHES:
             for state in MODES:  # what is put back is what was there
                 self._guards.asks(state)
+        if self._is_unsure and is_models(frame) and _compares(frame):
+            raise Refused(f"{code.co_name} compares what is not known")
         if (code in self._seen or _is_trusted(code.co_filename) or _is_standard(code.co_filename)
                 or (frame.f_globals.get("__name__"), code.co_name) in HARMLESS):
             return
@@ -178,6 +193,10 @@ class Watch:
         if any(called is state for state in STATES):
             self._guards.asks(called)
             return
+        if self._is_unsure and any(called is one for one in (operator.is_, operator.is_not)):
+            raise Refused("what is not known is compared")
+        if called is id and is_models(frame):
+            raise Refused("the identity of a value is asked for")
         owner = getattr(called, "__self__", None)
         home = (called.__module__ if isinstance(owner, types.ModuleType | None)
                 else type(owner).__module__) or ""
@@ -191,8 +210,14 @@ def _meant(names: dict[str, Any], chain: tuple[str, ...]) -> Any:
     """What a global name and the attributes behind it are now, if they are."""
     value = names.get(chain[0])
     for attribute in chain[1:]:
-        value = getattr(value, attribute, None) if isinstance(value, types.ModuleType) else None
+        value = getattr(value, attribute, None) if isinstance(value, HOMES) else None
     return value
+
+
+def _compares(frame: types.FrameType) -> bool:
+    """Whether a function may compare a type, a device or a truth by `is`."""
+    return any(not chain or isinstance(_meant(frame.f_globals, chain), ANSWERS)
+               for chain in facts(frame.f_code).compared)
 
 
 def _is_asked_by_model(frame: Any) -> bool:
@@ -232,6 +257,8 @@ class Facts:
                    if step.opname in ("STORE_ATTR", "DELETE_ATTR")]
         self.writes_self = "self" in targets
         self.writes_others = any(target != "self" for target in targets)
+        self.compared = [_chain_before(steps, i) for i, step in enumerate(steps)
+                         if step.opname == "IS_OP" and not _is_none(steps[i - 1])]
         self.refusal = ""
         if "STORE_GLOBAL" in names or "DELETE_GLOBAL" in names:
             self.refusal = f"{code.co_name} writes to a global variable"
@@ -251,6 +278,22 @@ class Facts:
 @lru_cache(maxsize=4096)
 def facts(code: types.CodeType) -> Facts:
     return Facts(code)
+
+
+def _is_none(step: dis.Instruction) -> bool:
+    return step.opname == "LOAD_CONST" and step.argval is None
+
+
+def _chain_before(steps: list[dis.Instruction], end: int) -> tuple[str, ...]:
+    """The global name and its attributes that are read at last; empty for anything else."""
+    chain: list[str] = []
+    for step in reversed(steps[:end]):
+        chain.insert(0, step.argval)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            return tuple(chain)
+        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            break
+    return ()
 
 
 def _chains(steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:

@@ -25,10 +25,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from ..kernels.cpu.emit.workers import COMPILING
 from .contents import CONTAINERS, Refused, snapshot
 from .deciding import Deciding
+from .effects import name_of
+from .graphs import known_module
 from .guards import HOOKS, Guards
+from .kinds import SEVERAL, kind_of_result
 from .patterns import CONVOLUTIONS
 from .purity import Watch, is_models
-from .values import Attribute, Value
+from .values import Attribute, Value, is_compared_next
 
 LOCK = threading.RLock()  # modules are patched for all threads while one is traced
 OF_TYPES = (torch.promote_types, torch.can_cast)
@@ -221,6 +224,9 @@ class Tracer(fx.Tracer):
         node = self.create_node("call_module", name, self.create_arg(args),
                                 self.create_arg(kwargs))
         node.meta["opaque"] = module in self.opaque or is_hooked(module)
+        if SEVERAL in module.__dict__:
+            self.guards.reads(module.__dict__, SEVERAL, module.__dict__[SEVERAL])
+        node.meta["gives"] = kind_of_result(known_module(self.called, node), node.args)
         return node
 
     def _read(self, module: nn.Module, name: str, value: Any) -> Any:
@@ -281,6 +287,8 @@ class Tracer(fx.Tracer):
         return value
 
     def _tensor(self, module: nn.Module, space: dict[str, Any], name: str) -> Value:
+        if is_compared_next(sys._getframe(1)):
+            raise Refused(f"whether a value is {name} is asked")
         self.guards.finds(space, name)
         target = f"t_{self.paths[module].replace('.', '_')}_{name}"
         while self.tensors.setdefault(target, (module, name)) != (module, name):
@@ -351,6 +359,9 @@ class Tracer(fx.Tracer):
         return self.graph.create_node(kind, target, args, kwargs, name, type_expr)
 
     def proxy(self, node: fx.Node) -> Value:
+        name = name_of(node)
+        if node.target is not getattr and (name == "result_type" or name.startswith("is_")):
+            self.watch.unsure(f"the result of {node}")
         return Value(node, self)
 
 

@@ -14,18 +14,16 @@ import torch
 from torch import Tensor, fx
 
 from .contents import Refused
-from .purity import OURS, TORCH
+from .kinds import kind_of
+from .purity import OURS, TORCH, is_models
 from .shadows import ATTRIBUTES
 
 KNOWN = (TORCH, OURS)
-SIZES = {"shape", "size"}
-NUMBERS = {"dim", "ndim", "numel", "ndimension", "nelement"}
 NOTHING = {"grad", "grad_fn", "_base", "_grad", "_backward_hooks"}  # what a tensor may have not
 # functions of torch that ask for a class on behalf of a model
 ASKING = ("is_tensor", "_isinstance", "__instancecheck__")
-COMPARED = {*ATTRIBUTES, "layout", "requires_grad"}  # by `is`, which a stand-in answers wrongly
-UNKNOWN = {"dtype", "device", "layout", "is_cuda", "requires_grad", "is_contiguous", "stride",
-           "chunk", "split", "unbind", "tolist", "item", "max", "min", "sort", "topk", "numpy"}
+COMPARED = {*ATTRIBUTES, "layout", "requires_grad"}  # by `is`, perhaps
+TOLD = {"is_floating_point", "is_complex"}  # methods whose answers are
 
 
 class Value(fx.Proxy):
@@ -56,15 +54,17 @@ class Value(fx.Proxy):
         if name in ("_is_param", "_is_buffer"):  # marks that subclasses have, asked by isinstance
             raise AttributeError(name)
         kind = kind_of(self.node)
-        if kind is Tensor and not hasattr(Tensor, name):
-            raise Refused(f"a tensor is asked for {name}")
-        if (kind is Tensor and name in NOTHING) or (kind is None and name == "index"):
+        if kind is not None and not hasattr(kind, name):
+            raise Refused(f"a {kind.__name__} is asked for {name}")
+        maybe = name in NOTHING if kind is Tensor else kind is None and (
+            name == "index" or self.tracer.watch.calling[-1:] in ([hasattr], [getattr]))
+        if maybe:
             raise Refused(f"whether {self.node} has a {name} is asked")
-        if name not in COMPARED or kind not in (Tensor, None):
+        if kind not in (Tensor, None) or not _is_answer(name):
             return Attribute(self, name)
         found = self.tracer.attribute(self.node, name) if name in ATTRIBUTES else None
-        if found is None and _is_compared(sys._getframe(1)):
-            raise Refused(f"the {name} of {self.node} is compared")
+        if found is None:
+            self.tracer.watch.unsure(f"the {name} of {self.node}")
         return Attribute(self, name) if found is None else found
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -166,7 +166,10 @@ class Attribute(Value):
         return self.made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.tracer.create_proxy("call_method", self.name, (self.root, *args), kwargs)
+        found = self.tracer.attribute(self.root.node, self.name) if (
+            self.name in TOLD and not args and not kwargs) else None
+        return self.tracer.create_proxy("call_method", self.name, (self.root, *args), kwargs) if (
+            found is None) else found
 
 
 class Mismatch(ValueError):
@@ -188,6 +191,12 @@ def asserted(value: Any) -> None:
         raise AssertionError
 
 
+def _is_answer(name: str) -> bool:
+    """Whether an attribute of a tensor is a type, a device or a truth."""
+    return name in COMPARED or (name.startswith("is_")
+                                and not callable(getattr(Tensor, name, None)))
+
+
 @lru_cache(maxsize=1024)
 def _instructions(code: Any) -> list[dis.Instruction]:
     return [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
@@ -196,6 +205,13 @@ def _instructions(code: Any) -> list[dis.Instruction]:
 def _steps(frame: Any) -> list[dis.Instruction]:
     """The instruction that a frame is at, and those behind it."""
     return [step for step in _instructions(frame.f_code) if step.offset >= frame.f_lasti]
+
+
+def is_compared_next(frame: Any) -> bool:
+    """Whether what the model's code reads now is compared by `is` at once."""
+    while frame.f_code.co_filename.startswith(OURS):
+        frame = frame.f_back
+    return is_models(frame) and [step.opname for step in _steps(frame)[1:2]] == ["IS_OP"]
 
 
 def _unpacked(frame: Any) -> int | None:
@@ -223,64 +239,9 @@ def _is_asserted(frame: Any) -> bool:
     return False
 
 
-def _is_compared(frame: Any) -> bool:
-    """Whether what a frame asks for may be compared by `is`, by it or what called it."""
-    while frame is not None and frame.f_code.co_name != "_traced":
-        if not frame.f_code.co_filename.startswith(KNOWN) and _compares(frame.f_code):
-            return True
-        frame = frame.f_back
-    return False
-
-
-@lru_cache(maxsize=1024)
-def _compares(code: Any) -> bool:
-    """Whether anything but None is compared by `is`."""
-    return any(step.opname == "IS_OP" and not (before.opname == "LOAD_CONST"
-                                               and before.argval is None)
-               for before, step in pairwise(_instructions(code)))
-
-
 def _is_in_assertion(frame: Any) -> bool:
     """Whether a text is made for torch._assert, which shows it only if it fails."""
     lines = [(begin, end, line) for begin, end, line in frame.f_code.co_lines() if line]
     asked = [line for step in _instructions(frame.f_code) if step.argval == "_assert"
              for begin, end, line in lines if begin <= step.offset < end]
     return any(line <= frame.f_lineno <= line + 8 for line in asked)
-
-
-def kind_of(node: fx.Node) -> type | None:
-    """The class of a node's value: Tensor, int, torch.Size, tuple, or None for unknown."""
-    if "kind" not in node.meta:
-        node.meta["kind"] = _kind(node)
-    return node.meta["kind"]
-
-
-def _kind(node: fx.Node) -> type | None:
-    if node.op in ("placeholder", "get_attr"):
-        return Tensor
-    if node.op == "call_module":
-        return None if node.meta.get("opaque") else Tensor
-    if node.target is exactly:
-        return tuple
-    if node.target is operator.getitem:
-        return _kind_of_item(node)
-    name = node.args[1] if node.target is getattr else getattr(node.target, "__name__", node.target)
-    kinds = {kind_of(arg) for arg in node.args if isinstance(arg, fx.Node)}
-    if name in SIZES:
-        return int if name == "size" and len(node.args) + len(node.kwargs) > 1 else torch.Size
-    if name in NUMBERS:
-        return int
-    if name in UNKNOWN or (kinds and Tensor not in kinds):
-        return None
-    return Tensor
-
-
-def _kind_of_item(node: fx.Node) -> type | None:
-    source = node.args[0]
-    kind = kind_of(source) if isinstance(source, fx.Node) else None
-    if kind is torch.Size:
-        return torch.Size if isinstance(node.args[1], slice) else int
-    if kind is tuple:
-        inner = source.args[0]  # type: ignore[union-attr]
-        return int if isinstance(inner, fx.Node) and kind_of(inner) is torch.Size else Tensor
-    return kind if kind is Tensor else None
