@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
 import dataclasses
 import functools
 import gc
+import os
 import threading
 import types
 import weakref
@@ -138,11 +140,16 @@ class Named(dict):
 
 
 HELD: dict[str, Any] = {"one": types.SimpleNamespace(k=2.0)}
+NAME = "TILEWISE_TEST_FACTOR"
+IN_CONTEXT: contextvars.ContextVar[float] = contextvars.ContextVar("factor", default=2.0)
+IN_THREAD = threading.local()
 
 
 def restore() -> None:
     Settings.k, Settings.ks, Settings.inner.k = 2.0, [2.0], 2.0
     HELD["one"].k = Settings.many[0].k = 2.0
+    os.environ.pop(NAME, None)
+    IN_CONTEXT.set(2.0)
 
 
 CHANGES: dict[str, tuple[Any, dict[str, Any], Any]] = {
@@ -166,6 +173,12 @@ CHANGES: dict[str, tuple[Any, dict[str, Any], Any]] = {
                                       lambda model: model.own.__setitem__("k", 3.0)),
     "a truth that is a number then": (lambda self, x: self.a(x)[:, self.own], {"own": True},
                                       lambda model: setattr(model, "own", 1)),
+    "the environment": (lambda self, x: self.a(x) * float(os.getenv(NAME, "2")), {},
+                        lambda model: os.environ.__setitem__(NAME, "3")),
+    "whether the environment has it": (lambda self, x: self.a(x) * (3 if NAME in os.environ else 2),
+                                       {}, lambda model: os.environ.__setitem__(NAME, "3")),
+    "a variable of a context": (lambda self, x: self.a(x) * IN_CONTEXT.get(), {},
+                                lambda model: IN_CONTEXT.set(3.0)),
     "by the dictionary of a module": (lambda self, x: self.a(x) * self.__dict__["own"],
                                       {"own": 2.0}, lambda model: setattr(model, "own", 3.0)),
 }
@@ -181,6 +194,28 @@ def test_changes_are_seen(what: str) -> None:
     restore()
     same(*found)
     assert found[0][0] != found[0][-2]
+
+
+def test_a_variable_of_a_thread() -> None:
+    def in_thread(model: Any, factor: float) -> float:
+        found: list[float] = []
+
+        def call() -> None:
+            IN_THREAD.factor = factor
+            with torch.inference_mode():
+                found.append(model(X).double().abs().mean().item())
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    torch.manual_seed(0)
+    model = tilewise.optimize(type("Model", (Base,), {
+        "forward": lambda self, x: self.a(x) * IN_THREAD.factor})().eval())
+    first = in_thread(model, 2.0)
+    assert [in_thread(model, factor) / first for factor in (2.0, 3.0, 2.0)] == pytest.approx(
+        [1.0, 1.5, 1.0])
 
 
 # what the model itself changes and leaves

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import gc
+import threading
 import types
 from collections import OrderedDict, deque
 from copy import copy
@@ -79,9 +80,9 @@ def slots_of(kind: type) -> list[str]:
 
 
 def changing(value: Any) -> bool:
-    """Whether it is another one after every use."""
+    """Whether it is another one after every use, or in every thread."""
     return (hasattr(type(value), "__next__") or type(value).__module__.startswith("numpy")
-            or isinstance(value, torch.Generator))
+            or isinstance(value, torch.Generator | threading.local))
 
 
 def shallow(value: Any) -> Any:

@@ -18,16 +18,17 @@ import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .contents import CODE, Refused
+from .contents import CODE, FIXED, Refused
 from .guards import Guards
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -58,6 +59,18 @@ def autocast() -> tuple[Any, ...]:
     return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
 
+class Variable(NamedTuple):
+    """What a name stands for outside of Python: variable()."""
+
+    get: Callable[..., Any]  # of the process's environment, or of one of Python's contexts
+    names: tuple[str, ...]
+
+    def __call__(self) -> Any:
+        return self.get(*self.names, None)
+
+
+ENVIRON = type(os.environ).__getitem__.__code__
+READING = {code.co_filename for code in (ENVIRON, Mapping.get.__code__)}  # which are frozen
 MODES = (torch.is_grad_enabled, torch.is_inference_mode_enabled, autocast)
 
 
@@ -125,6 +138,8 @@ class Watch:
         if code.co_name == "__enter__" and code.co_filename in SWITCHES:
             for state in MODES:  # what is put back is what was there
                 self._guards.asks(state)
+        if code is ENVIRON and is_models(_reader(frame)):
+            self._guards.asks(Variable(os.environ.get, (frame.f_locals["key"],)))
         if self._is_unsure and is_models(frame) and _compares(frame):
             raise Refused(f"{code.co_name} compares what is not known")
         if (code in self._seen or _is_trusted(code.co_filename) or _is_standard(code.co_filename)
@@ -198,6 +213,10 @@ class Watch:
         if called is id and is_models(frame):
             raise Refused("the identity of a value is asked for")
         owner = getattr(called, "__self__", None)
+        if isinstance(owner, ContextVar) and called.__name__ == "get" and _is_asked_by_model(frame):
+            self._guards.asks(Variable(owner.get, ()))
+            if not isinstance(owner.get(None), FIXED):
+                raise Refused(f"{owner.name} is read, which the context changes")
         home = (called.__module__ if isinstance(owner, types.ModuleType | None)
                 else type(owner).__module__) or ""
         if (any(called is effect for effect in EFFECTS) or home.partition(".")[0] in OUTSIDE
@@ -218,6 +237,13 @@ def _compares(frame: types.FrameType) -> bool:
     """Whether a function may compare a type, a device or a truth by `is`."""
     return any(not chain or isinstance(_meant(frame.f_globals, chain), ANSWERS)
                for chain in facts(frame.f_code).compared)
+
+
+def _reader(frame: Any) -> Any:
+    """The function that reads the environment."""
+    while frame.f_code.co_filename in READING:
+        frame = frame.f_back
+    return frame
 
 
 def _is_asked_by_model(frame: Any) -> bool:
