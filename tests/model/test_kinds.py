@@ -5,6 +5,8 @@ A stand-in that answers wrongly takes the other branch: results would differ.
 
 from __future__ import annotations
 
+import collections.abc
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,14 @@ import tilewise
 from tilewise.model.kinds import kind_of
 
 
+class Gives(nn.Module):
+    """A part that is called as it is."""
+
+    def forward(self, y: Any) -> Any:
+        self.last = y
+        return {"y": y, "none": None, "true": True}
+
+
 class Net(nn.Module):
     def __init__(self, question: Callable[[Any, Any], bool]) -> None:
         super().__init__()
@@ -25,7 +35,10 @@ class Net(nn.Module):
         self.lstm = nn.LSTM(8, 8, batch_first=True)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.pairs, self.pool = nn.MaxPool2d(2, return_indices=True), nn.MaxPool2d(2)
-        self.same = nn.Identity()
+        self.same, self.gives = nn.Identity(), Gives()
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, enable_nested_tensor=False)
+        self.flag, self.two = True, nn.ParameterList([nn.Parameter(torch.ones(1))] * 2)
 
     def forward(self, x: Any) -> Any:
         y = self.a(x)
@@ -51,6 +64,32 @@ def of_unknown_type(y: Any) -> Any:
 def state_of(self: Any, y: Any) -> Any:
     _, state = self.lstm(rows(y))
     return state
+
+
+def without_weights(self: Any, y: Any) -> bool:
+    _, weights = self.attention(*[rows(y)] * 3, need_weights=False)
+    return weights is None
+
+
+def of_another_part(self: Any, y: Any) -> bool:
+    found = self.gives(y)
+    none = found["none"]
+    return none is None
+
+
+def chosen_on_the_right(self: Any, y: Any) -> bool:
+    kind = of_unknown_type(y).dtype
+    return bool(kind is (torch.float32 if self.flag else nn.ReLU))
+
+
+@functools.singledispatch
+def kind_by_dispatch(_: Any) -> bool:
+    return False
+
+
+@kind_by_dispatch.register
+def _(_: Tensor) -> bool:
+    return True
 
 
 # each with whether it is answered, not left to PyTorch
@@ -82,6 +121,33 @@ QUESTIONS: dict[str, tuple[Callable[[Any, Any], bool], bool]] = {
     "a type in a helper": (lambda s, y: is_single(of_unknown_type(y).dtype), False),
     "a type by a function": (lambda s, y: operator.is_(
         of_unknown_type(y).dtype, torch.float32), False),
+    "another type by a function": (lambda s, y: all(map(
+        operator.is_, [of_unknown_type(y).dtype], [torch.float32])), False),
+    "a type on either side": (chosen_on_the_right, False),
+    "a type of a parameter": (lambda s, y: next(s.parameters()).dtype is torch.float32, True),
+    "a parameter's gradient": (lambda s, y: all(p.grad is None for p in s.parameters()), False),
+    "weights that are not given": (without_weights, False),
+    "nothing of another part": (of_another_part, False),
+    "a truth of another part": (lambda s, y: is_true(s.gives(y)["true"]), False),
+    "an encoder": (lambda s, y: isinstance(s.encoder(rows(y)), tuple), True),
+    "the first of a recurrent net": (lambda s, y: isinstance(s.lstm(rows(y))[0], Tensor), True),
+    "the first of the largest": (lambda s, y: isinstance(y.max(1)[0], Tensor), True),
+    "places of one": (lambda s, y: isinstance((y > 0).nonzero(as_tuple=True), tuple), False),
+    "at least": (lambda s, y: isinstance(torch.atleast_1d(y, y), tuple), False),
+    "all sizes": (lambda s, y: isinstance(y.size(None), tuple), True),
+    "equal to a text": (lambda s, y: isinstance(y == "text", bool), False),
+    "a parameter as it was": (lambda s, y: isinstance(s.a.bias.float(), nn.Parameter), False),
+    "two that are one": (lambda s, y: s.two[0] is s.two[1], False),
+    "one that is not copied": (lambda s, y: y is y.contiguous(), False),
+    "an abstract class of a number": (lambda s, y: isinstance(
+        y.shape[-1], collections.abc.Iterable), False),
+    "keys": (lambda s, y: hasattr(y, "keys"), False),
+    "by dispatch": (lambda s, y: kind_by_dispatch(y), True),
+    "a number of axes as a truth": (lambda s, y: is_true(y.dim() == 4), True),
+    "a number of images as a truth": (lambda s, y: is_true(y.size(0) == 1), False),
+    "equal as a truth": (lambda s, y: is_true(torch.equal(y, y)), False),
+    "a setting beside an unknown type": (lambda s, y: of_unknown_type(y).to(
+        of_unknown_type(y).dtype) is not None and s.flag is True, True),
     "a truth": (lambda s, y: y.is_floating_point() is True, True),
     "a truth in a helper": (lambda s, y: is_true(torch.is_floating_point(y)), False),
     "a leaf": (lambda s, y: y.is_leaf is True, False),

@@ -7,27 +7,25 @@ output, clocks, random numbers of Python, exceptions that are caught.
 from __future__ import annotations
 
 import builtins
-import dis
-import inspect
 import io
 import logging
-import operator
 import os
 import random
 import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .bytecode import Comparison, facts
 from .contents import CODE, FIXED, Refused
 from .guards import Guards
 
@@ -42,8 +40,6 @@ SWITCHES = {os.path.join(TORCH, *names) for names in (
     ("autograd", "grad_mode.py"), ("amp", "autocast_mode.py"))}
 EFFECTS = (print, input, open, exec, eval, setattr, delattr, breakpoint, warnings.warn)
 OUTSIDE = ("time", "posix", "nt", "_io", "_socket", "_datetime", "_warnings", "_thread")
-CATCHES = {"PUSH_EXC_INFO", "SETUP_FINALLY"}
-WITHS = {"WITH_EXCEPT_START"}
 QUIET = (*CODE, Tensor, logging.Logger)
 # functions of others that look like what is refused: counting calls, asking for Dynamo
 HARMLESS = {("torchvision.utils", "_log_api_usage_once"),
@@ -59,14 +55,24 @@ def autocast() -> tuple[Any, ...]:
     return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
 
-class Variable(NamedTuple):
-    """What a name stands for outside of Python: variable()."""
+@dataclass(frozen=True)
+class Named:
+    """Of the process's environment: variable()."""
 
-    get: Callable[..., Any]  # of the process's environment, or of one of Python's contexts
-    names: tuple[str, ...]
+    name: str
 
     def __call__(self) -> Any:
-        return self.get(*self.names, None)
+        return os.environ.get(self.name)
+
+
+@dataclass(frozen=True)
+class InContext:
+    """Of one of Python's contexts: variable()."""
+
+    variable: ContextVar[Any]
+
+    def __call__(self) -> Any:
+        return self.variable.get(None)
 
 
 ENVIRON = type(os.environ).__getitem__.__code__
@@ -117,8 +123,9 @@ class Watch:
     def unsure(self, what: str) -> None:
         """The model's code gets a stand-in for an answer, which `is` compares wrongly."""
         self._is_unsure = True
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name != "_traced":
+        frame: Any = sys._getframe(1)
+        while frame is not None and not (frame.f_code.co_name == "_traced"
+                                         and frame.f_code.co_filename.startswith(OURS)):
             if is_models(frame) and _compares(frame):
                 raise Refused(f"{what} is compared")
             frame = frame.f_back
@@ -139,7 +146,7 @@ class Watch:
             for state in MODES:  # what is put back is what was there
                 self._guards.asks(state)
         if code is ENVIRON and is_models(_reader(frame)):
-            self._guards.asks(Variable(os.environ.get, (frame.f_locals["key"],)))
+            self._guards.asks(Named(frame.f_locals["key"]))
         if self._is_unsure and is_models(frame) and _compares(frame):
             raise Refused(f"{code.co_name} compares what is not known")
         if (code in self._seen or _is_trusted(code.co_filename) or _is_standard(code.co_filename)
@@ -208,13 +215,11 @@ class Watch:
         if any(called is state for state in STATES):
             self._guards.asks(called)
             return
-        if self._is_unsure and any(called is one for one in (operator.is_, operator.is_not)):
-            raise Refused("what is not known is compared")
         if called is id and is_models(frame):
             raise Refused("the identity of a value is asked for")
         owner = getattr(called, "__self__", None)
         if isinstance(owner, ContextVar) and called.__name__ == "get" and _is_asked_by_model(frame):
-            self._guards.asks(Variable(owner.get, ()))
+            self._guards.asks(InContext(owner))
             if not isinstance(owner.get(None), FIXED):
                 raise Refused(f"{owner.name} is read, which the context changes")
         home = (called.__module__ if isinstance(owner, types.ModuleType | None)
@@ -234,9 +239,18 @@ def _meant(names: dict[str, Any], chain: tuple[str, ...]) -> Any:
 
 
 def _compares(frame: types.FrameType) -> bool:
-    """Whether a function may compare a type, a device or a truth by `is`."""
-    return any(not chain or isinstance(_meant(frame.f_globals, chain), ANSWERS)
-               for chain in facts(frame.f_code).compared)
+    """Whether a function may compare a type, a device or a truth that is not known by `is`."""
+    return any(not (one.chain and not isinstance(_meant(frame.f_globals, one.chain), ANSWERS))
+               and not _is_plain(frame, one) for one in facts(frame.f_code).compared)
+
+
+def _is_plain(frame: types.FrameType, one: Comparison) -> bool:
+    """Whether it compares an attribute of a module that is no stand-in: the tracer reads it."""
+    if not one.own:
+        return False
+    name, attribute = one.own
+    own = frame.f_locals.get(name)
+    return isinstance(own, nn.Module) and isinstance(own.__dict__.get(attribute, own), FIXED)
 
 
 def _reader(frame: Any) -> Any:
@@ -268,70 +282,3 @@ def _is_trusted(file: str) -> bool:
 @lru_cache(maxsize=4096)
 def _is_standard(file: str) -> bool:
     return file.startswith(STANDARD) and not file.startswith(PACKAGES)
-
-
-class Facts:
-    """What the instructions of a function tell without running it."""
-
-    def __init__(self, code: types.CodeType) -> None:
-        steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
-        names = [step.opname for step in steps]
-        self.globals = list(_chains(steps))
-        self.writes_nonlocal = any(step.opname == "STORE_DEREF" and step.argval in code.co_freevars
-                                   for step in steps)
-        targets = [before.argval for before, step in pairwise(steps)
-                   if step.opname in ("STORE_ATTR", "DELETE_ATTR")]
-        self.writes_self = "self" in targets
-        self.writes_others = any(target != "self" for target in targets)
-        self.compared = [_chain_before(steps, i) for i, step in enumerate(steps)
-                         if step.opname == "IS_OP" and not _is_none(steps[i - 1])]
-        self.refusal = ""
-        if "STORE_GLOBAL" in names or "DELETE_GLOBAL" in names:
-            self.refusal = f"{code.co_name} writes to a global variable"
-        elif sum(name in CATCHES for name in names) > sum(name in WITHS for name in names):
-            self.refusal = f"{code.co_name} catches exceptions"
-        elif any(step.opname == "IS_OP" and before.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
-                 for before, step in pairwise(steps)):
-            self.refusal = f"{code.co_name} asks whether two values are one"
-        elif any(step.argval == "__class__" and step.opname == "LOAD_ATTR" for step in steps):
-            self.refusal = f"{code.co_name} asks for a class"
-        elif any(name.startswith("MATCH_") for name in names):
-            self.refusal = f"{code.co_name} matches a pattern"
-        elif inspect.CO_COROUTINE & code.co_flags:
-            self.refusal = f"{code.co_name} is a coroutine"
-
-
-@lru_cache(maxsize=4096)
-def facts(code: types.CodeType) -> Facts:
-    return Facts(code)
-
-
-def _is_none(step: dis.Instruction) -> bool:
-    return step.opname == "LOAD_CONST" and step.argval is None
-
-
-def _chain_before(steps: list[dis.Instruction], end: int) -> tuple[str, ...]:
-    """The global name and its attributes that are read at last; empty for anything else."""
-    chain: list[str] = []
-    for step in reversed(steps[:end]):
-        chain.insert(0, step.argval)
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            return tuple(chain)
-        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-            break
-    return ()
-
-
-def _chains(steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
-    """Global names, each with the attributes that are read from it at once."""
-    for i, step in enumerate(steps):
-        if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
-            continue
-        chain = [step.argval]
-        for after in steps[i + 1:]:
-            if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-                break
-            chain.append(after.argval)
-        if chain == ["type"] and steps[i + 1].argval == "self":
-            continue
-        yield tuple(chain)

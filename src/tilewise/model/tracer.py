@@ -25,13 +25,12 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from ..kernels.cpu.emit.workers import COMPILING
 from .contents import CONTAINERS, Refused, snapshot
 from .deciding import Deciding
-from .effects import name_of
 from .graphs import known_module
 from .guards import HOOKS, Guards
-from .kinds import SEVERAL, kind_of_result
+from .kinds import SEVERAL, may_be_none, may_be_truth, note_result
 from .patterns import CONVOLUTIONS
 from .purity import Watch, is_models
-from .values import Attribute, Value, is_compared_next
+from .values import Attribute, Value, is_compared_next, is_none_asked
 
 LOCK = threading.RLock()  # modules are patched for all threads while one is traced
 OF_TYPES = (torch.promote_types, torch.can_cast)
@@ -57,8 +56,7 @@ class _Functions(TorchFunctionMode):
         if torch.overrides.is_tensor_method_or_property(function):
             name = function.__name__
             if name == "__get__":
-                return self._tracer.create_proxy("call_function", getattr,
-                                                 (args[0], function.__self__.__name__), {})
+                return getattr(self._tracer.known_tensor(args[0]), function.__self__.__name__)
             return self._tracer.create_proxy("call_method", name, args, kwargs)
         return self._tracer.create_proxy("call_function", function, args, kwargs)
 
@@ -226,7 +224,7 @@ class Tracer(fx.Tracer):
         node.meta["opaque"] = module in self.opaque or is_hooked(module)
         if SEVERAL in module.__dict__:
             self.guards.reads(module.__dict__, SEVERAL, module.__dict__[SEVERAL])
-        node.meta["gives"] = kind_of_result(known_module(self.called, node), node.args)
+        note_result(node, known_module(self.called, node))
         return node
 
     def _read(self, module: nn.Module, name: str, value: Any) -> Any:
@@ -240,7 +238,7 @@ class Tracer(fx.Tracer):
         if name not in space:
             return self._inherited(module, name, value)
         if isinstance(value, Tensor):
-            return self._tensor(module, space, name)
+            return self._asked_tensor(module, space, name)
         if isinstance(value, CONTAINERS):
             self.guards.reads(space, name, snapshot(value))
             return self._copied(value)
@@ -282,13 +280,16 @@ class Tracer(fx.Tracer):
             if name not in space:
                 continue
             if isinstance(value, Tensor):
-                return self._tensor(module, space, name)
+                return self._asked_tensor(module, space, name)
             self.guards.reads(space, name, value)
         return value
 
-    def _tensor(self, module: nn.Module, space: dict[str, Any], name: str) -> Value:
-        if is_compared_next(sys._getframe(1)):
+    def _asked_tensor(self, module: nn.Module, space: dict[str, Any], name: str) -> Value:
+        if is_compared_next():
             raise Refused(f"whether a value is {name} is asked")
+        return self._tensor(module, space, name)
+
+    def _tensor(self, module: nn.Module, space: dict[str, Any], name: str) -> Value:
         self.guards.finds(space, name)
         target = f"t_{self.paths[module].replace('.', '_')}_{name}"
         while self.tensors.setdefault(target, (module, name)) != (module, name):
@@ -310,7 +311,7 @@ class Tracer(fx.Tracer):
         if type(a) in (Value, Attribute):
             return a.node
         if isinstance(a, Tensor):
-            return self._known_tensor(a).node
+            return self.known_tensor(a).node
         return super().create_arg(a)
 
     def number(self, node: fx.Node) -> Any:
@@ -340,7 +341,7 @@ class Tracer(fx.Tracer):
         finally:
             self._thread = thread
 
-    def _known_tensor(self, tensor: Tensor) -> Value:
+    def known_tensor(self, tensor: Tensor) -> Value:
         for module in self.paths:
             for kind in ("_parameters", "_buffers"):
                 for name, own in module.__dict__[kind].items():
@@ -359,9 +360,10 @@ class Tracer(fx.Tracer):
         return self.graph.create_node(kind, target, args, kwargs, name, type_expr)
 
     def proxy(self, node: fx.Node) -> Value:
-        name = name_of(node)
-        if node.target is not getattr and (name == "result_type" or name.startswith("is_")):
+        if node.target is not getattr and may_be_truth(node):
             self.watch.unsure(f"the result of {node}")
+        if may_be_none(node) and is_none_asked():
+            raise Refused(f"whether {node} is None is asked")
         return Value(node, self)
 
 

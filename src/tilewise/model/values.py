@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import dis
+import abc
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from .bytecode import instructions, may_ask_none, steps_of
 from .contents import Refused
-from .kinds import kind_of
+from .effects import FRESH, name_of
+from .kinds import kind_of, may_be_none
 from .purity import OURS, TORCH, is_models
 from .shadows import ATTRIBUTES
 
 KNOWN = (TORCH, OURS)
-NOTHING = {"grad", "grad_fn", "_base", "_grad", "_backward_hooks"}  # what a tensor may have not
+NOTHING = {"grad", "grad_fn", "_base", "_grad", "_backward_hooks", "name",
+           "_post_accumulate_grad_hooks"}  # what a tensor may have not
 # functions of torch that ask for a class on behalf of a model
-ASKING = ("is_tensor", "_isinstance", "__instancecheck__")
-COMPARED = {*ATTRIBUTES, "layout", "requires_grad"}  # by `is`, perhaps
-TOLD = {"is_floating_point", "is_complex"}  # methods whose answers are
+ASKING = ("is_tensor", "_isinstance", "__instancecheck__", "container_checker")
+COMPARED = {*ATTRIBUTES, "layout", "requires_grad", "retains_grad"}  # by `is`, perhaps
+ABSTRACT = abc.ABCMeta.__instancecheck__.__code__
+TOLD = {"is_floating_point", "is_complex", "dim", "ndimension"}  # methods whose answers are
 
 
 class Value(fx.Proxy):
@@ -38,17 +42,27 @@ class Value(fx.Proxy):
         """Its own class for torch's C++, which would take a tensor's memory for granted."""
         code = sys._getframe(1).f_code
         asked = code.co_name in ASKING if code.co_filename.startswith(KNOWN) else (
-            isinstance in self.tracer.watch.calling[-1:])
+            self.tracer.watch.calling[-1:] in ([isinstance], [getattr])
+            or code.co_filename == functools.__file__)
         with self.tracer.watch.kept():  # it may ask for the next of several classes
-            return self._kind() if asked else Value
+            kind = self._kind() if asked else Value
+        abstract: Any = sys._getframe(1).f_locals.get("cls") if code is ABSTRACT else object
+        if issubclass(kind, abstract) != issubclass(Value, abstract):  # which it looks at, too
+            raise Refused(f"whether {self.node} is of {abstract} is asked")
+        return kind
 
     def _kind(self) -> type:
         if self.node.op == "get_attr":
             return self.tracer.class_of(self.node.target)
         kind = kind_of(self.node)
-        if kind is None:
+        if kind is None or _may_be_parameter(self.node):
             raise Refused(f"the class of {self.node} is asked for")
         return kind
+
+    @property
+    def keys(self) -> Any:
+        """A proxy of fx has them, as mappings do."""
+        return self.__getattr__("keys")
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_is_param", "_is_buffer"):  # marks that subclasses have, asked by isinstance
@@ -60,6 +74,8 @@ class Value(fx.Proxy):
             name == "index" or self.tracer.watch.calling[-1:] in ([hasattr], [getattr]))
         if maybe:
             raise Refused(f"whether {self.node} has a {name} is asked")
+        if may_be_none(self.node) and is_none_asked():
+            raise Refused(f"whether the {name} of {self.node} is None is asked")
         if kind not in (Tensor, None) or not _is_answer(name):
             return Attribute(self, name)
         found = self.tracer.attribute(self.node, name) if name in ATTRIBUTES else None
@@ -191,32 +207,42 @@ def asserted(value: Any) -> None:
         raise AssertionError
 
 
+def _may_be_parameter(node: fx.Node) -> bool:
+    """Whether it may be a parameter itself, as casts to its own type give it."""
+    source = node.args[0] if node.args else None
+    return (isinstance(source, fx.Node) and source.op == "get_attr"
+            and name_of(node).strip("_") not in FRESH)
+
+
 def _is_answer(name: str) -> bool:
     """Whether an attribute of a tensor is a type, a device or a truth."""
     return name in COMPARED or (name.startswith("is_")
                                 and not callable(getattr(Tensor, name, None)))
 
 
-@lru_cache(maxsize=1024)
-def _instructions(code: Any) -> list[dis.Instruction]:
-    return [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
-
-
-def _steps(frame: Any) -> list[dis.Instruction]:
-    """The instruction that a frame is at, and those behind it."""
-    return [step for step in _instructions(frame.f_code) if step.offset >= frame.f_lasti]
-
-
-def is_compared_next(frame: Any) -> bool:
+def is_compared_next() -> bool:
     """Whether what the model's code reads now is compared by `is` at once."""
-    while frame.f_code.co_filename.startswith(OURS):
+    frame = _first_behind((OURS,))
+    return is_models(frame) and [step.opname for step in steps_of(frame)[1:2]] == ["IS_OP"]
+
+
+def is_none_asked() -> bool:
+    """Whether what the model's code gets now may be compared with None."""
+    frame = _first_behind(KNOWN)
+    return is_models(frame) and may_ask_none(frame)
+
+
+def _first_behind(places: tuple[str, ...]) -> Any:
+    """The first frame of other code than that in some places."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(places):
         frame = frame.f_back
-    return is_models(frame) and [step.opname for step in _steps(frame)[1:2]] == ["IS_OP"]
+    return frame
 
 
 def _unpacked(frame: Any) -> int | None:
     """Into how many names a frame takes a sequence apart."""
-    step = _steps(frame)[0]
+    step = steps_of(frame)[0]
     return int(step.argval) if step.opname == "UNPACK_SEQUENCE" else None
 
 
@@ -232,7 +258,7 @@ def _pieces(node: fx.Node) -> int | None:
 
 def _is_asserted(frame: Any) -> bool:
     """Whether a truth is asked for by an assert statement."""
-    names = [step.opname for step in _steps(frame)[:4]]
+    names = [step.opname for step in steps_of(frame)[:4]]
     for jump, after in pairwise(names):
         if "JUMP" in jump:
             return jump.endswith("IF_TRUE") and after == "LOAD_ASSERTION_ERROR"
@@ -242,6 +268,6 @@ def _is_asserted(frame: Any) -> bool:
 def _is_in_assertion(frame: Any) -> bool:
     """Whether a text is made for torch._assert, which shows it only if it fails."""
     lines = [(begin, end, line) for begin, end, line in frame.f_code.co_lines() if line]
-    asked = [line for step in _instructions(frame.f_code) if step.argval == "_assert"
+    asked = [line for step in instructions(frame.f_code) if step.argval == "_assert"
              for begin, end, line in lines if begin <= step.offset < end]
     return any(line <= frame.f_lineno <= line + 8 for line in asked)
