@@ -152,6 +152,10 @@ MADE = {
                      "--row avx512 --row avx2 -o networks.json",
                      "tilewise selftest --deep --seeds 0:1 --part filters --row generic "
                      "-o networks.json"),
+    "networks_avx": Made("tilewise selftest --deep --seeds 8:17 --part networks --row avx512 "
+                         "--row avx2 --row generic -o networks_avx.json",
+                         "tilewise selftest --deep --seeds 0:1 --part filters --row generic "
+                         "-o networks_avx.json"),
     "deep": Made("tilewise selftest --deep --seeds 0:16 --part problems -o deep.json && "
                  "tilewise selftest --deep --seeds 0:1 --row amx -o deep.json",
                  "tilewise selftest --deep --seeds 0:1 --part filters --row generic -o deep.json"),
