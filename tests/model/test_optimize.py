@@ -254,8 +254,8 @@ class Staged(nn.Module):
         self.view = view
 
     def forward(self, x):
-        if x.shape[1] != 3:
-            raise ValueError("needs 3 channels")
+        if x.shape[2] < 4:
+            raise ValueError("needs 4 rows")
         x = self.stem(x)
         for stage in self.stages:
             x = stage(x)

@@ -35,6 +35,89 @@ class Holder:
     def asks_result(self, x: Any) -> Any:
         return x is x.same()
 
+    def asks_variable(self, plain: Any) -> Any:
+        kind = self.a if plain is False else self.b
+        return 1 if (kind := self.a) is True else kind
+
+    def asks_class(self, other: Any) -> Any:
+        names = [type(self).__name__, self.__class__.__name__]
+        return [*names, other.__class__]
+
+
+class Handlers:
+    """Of exceptions; those that handle some say so by their names."""
+
+    def cleans(self, a: Any) -> Any:
+        try:
+            return a()
+        finally:
+            a.b()
+
+    def cleans_in_loops(self, a: Any) -> Any:
+        try:
+            return a()
+        finally:
+            if a.b:
+                a.c()
+            for one in a:
+                one()
+
+    def enters(self, a: Any) -> Any:
+        with a as b:
+            return b()
+
+    def caught(self, a: Any) -> Any:
+        try:
+            return a()
+        except ValueError:
+            return 1
+
+    def caught_all(self, a: Any) -> Any:
+        try:
+            a()
+        except:  # noqa: E722
+            a.b()
+
+    def caught_and_raised(self, a: Any) -> Any:
+        try:
+            return a()
+        except ValueError as found:
+            a.b(found)
+            raise
+
+    def caught_by_leaving(self, a: Any) -> Any:
+        try:
+            a()
+        finally:
+            if a.b:
+                return 3  # noqa: B012
+
+    def caught_inside(self, a: Any) -> Any:
+        with a as b:
+            try:
+                b()
+            except ValueError:
+                return 1
+
+    def caught_in_a_loop(self, a: Any) -> Any:
+        for one in a:
+            try:
+                one()
+            finally:
+                if a.b:
+                    continue  # noqa: B012
+        return a
+
+
+class Quiet:
+    def __exit__(self, *_: Any) -> None:
+        self.ended = True
+
+
+class Forgiving:
+    def __exit__(self, kind: Any, *_: Any) -> bool:
+        return kind is not None
+
 
 def check(bytecode: Any) -> None:
     """Of the module of that name, which needs nothing but the standard library."""
@@ -50,8 +133,23 @@ def check(bytecode: Any) -> None:
     assert either == [Comparison()] or {one.chain for one in either} == both
     assert facts(Holder.asks_none.__code__).compared == []
     assert facts(Holder.asks_none.__code__).nones == {"z"}
-    assert "are one" in facts(Holder.asks_one.__code__).refusal
-    assert "are one" in facts(Holder.asks_result.__code__).refusal
+    assert reasons(facts, Holder.asks_one) == ["asks_one asks whether two values are one"]
+    assert reasons(facts, Holder.asks_result) == ["asks_result asks whether two values are one"]
+    first = Holder.asks_variable.__code__.co_firstlineno
+    assert facts(Holder.asks_variable.__code__).compared_locals == {first + 1: ["plain"]}
+    assert facts(Holder.asks_class.__code__).asks_own_class
+    assert not facts(Holder.asks_own.__code__).asks_own_class
+    first = Holder.asks_class.__code__.co_firstlineno
+    assert facts(Holder.asks_class.__code__).refused == {first + 2: "asks_class asks for a class"}
+    for name, function in vars(Handlers).items():
+        if not name.startswith("__"):
+            assert facts(function.__code__).catches == name.startswith("caught"), name
+    assert not facts(Quiet.__exit__.__code__).refusal
+    assert facts(Forgiving.__exit__.__code__).refusal
+
+
+def reasons(facts: Any, function: Any) -> list[str]:
+    return list(facts(function.__code__).refused.values())
 
 
 if __name__ == "__main__":

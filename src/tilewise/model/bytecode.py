@@ -10,8 +10,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-CATCHES = {"PUSH_EXC_INFO", "SETUP_FINALLY"}
-WITHS = {"WITH_EXCEPT_START"}
+HANDLERS = {"PUSH_EXC_INFO", "SETUP_FINALLY"}
+# which end a handler that does not raise again what it handles
+CAUGHT = {"POP_EXCEPT", "RETURN_VALUE", "RETURN_CONST", "CHECK_EXC_MATCH", "CHECK_EG_MATCH",
+          "JUMP_IF_NOT_EXC_MATCH", "RAISE_VARARGS"}
 LOCALS = ("LOAD_FAST", "LOAD_DEREF")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 COMPUTED = ("CALL", "BINARY_SUBSCR")  # what is on the right of `is` may be a tensor then
@@ -24,45 +26,55 @@ class Comparison(NamedTuple):
     Args:
         own: The variable, and its attribute, on the left; empty for anything else.
         chain: The global name, and attributes behind it, on the right; empty for anything else.
+        local: The variable that is all of the left; empty for anything else.
+        line: Where, if there is such a variable.
     """
 
     own: tuple[str, ...] = ()
     chain: tuple[str, ...] = ()
+    local: str = ""
+    line: int = 0
 
 
 class Facts:
-    """Of one function."""
+    """Of one function; what it does is told by lines."""
 
     def __init__(self, code: types.CodeType) -> None:
-        steps = instructions(code)
-        names = [step.opname for step in steps]
+        steps, name = instructions(code), code.co_name
+        line_of = _lines(code)
         self.globals = list(_chains(steps))
-        self.writes_nonlocal = any(step.opname == "STORE_DEREF" and step.argval in code.co_freevars
-                                   for step in steps)
-        targets = [_last(before) for before, step in pairwise(steps)
+        self.writes_nonlocal = {line_of[step.offset] for step in steps
+                                if step.opname == "STORE_DEREF" and step.argval in code.co_freevars}
+        targets = [(_last(before), line_of[step.offset]) for before, step in pairwise(steps)
                    if step.opname in ("STORE_ATTR", "DELETE_ATTR")]
-        self.writes_self = "self" in targets
-        self.writes_others = any(target != "self" for target in targets)
-        self.compared = [_comparison(steps, i) for i, step in enumerate(steps)
+        self.writes_self = {line for target, line in targets if target == "self"}
+        self.writes_others = {line for target, line in targets if target != "self"}
+        self.compared = [_comparison(steps, i, line_of) for i, step in enumerate(steps)
                          if step.opname == "IS_OP" and not _is_none(steps[i - 1])]
         self.compared += [Comparison()] if IDENTITY.intersection(code.co_names) else []
+        self.compared_locals: dict[int, list[str]] = {}  # variables, by lines
+        for one in self.compared:
+            if one.local:
+                self.compared_locals.setdefault(one.line, []).append(one.local)
         # variables that are compared with None
         self.nones = {_last(step) for i, step in enumerate(steps)
                       if step.opname.startswith(LOCALS) and _asks_none(steps[i + 1:i + 3])}
-        self.refusal = ""
-        if "STORE_GLOBAL" in names or "DELETE_GLOBAL" in names:
-            self.refusal = f"{code.co_name} writes to a global variable"
-        elif sum(name in CATCHES for name in names) > sum(name in WITHS for name in names):
-            self.refusal = f"{code.co_name} catches exceptions"
-        elif any(step.opname == "IS_OP" and before.opname.startswith((*LOCALS, *COMPUTED))
-                 for before, step in pairwise(steps)):
-            self.refusal = f"{code.co_name} asks whether two values are one"
-        elif any(step.argval == "__class__" and step.opname == "LOAD_ATTR" for step in steps):
-            self.refusal = f"{code.co_name} asks for a class"
-        elif any(name.startswith("MATCH_") for name in names):
-            self.refusal = f"{code.co_name} matches a pattern"
+        # not a `finally`, nor what ends a `with`
+        self.catches = "suppress" in code.co_names or any(
+            _is_caught(steps, i) for i, step in enumerate(steps) if step.opname in HANDLERS)
+        self.asks_own_class = any(_last(step) == "self" and (
+            _is_type(before) or _is_class(after)) for before, step, after in _threes(steps))
+        self.refused = {line_of[step.offset]: f"{name} {reason}" for before, step in pairwise(steps)
+                        if (reason := _refusal(before, step))}
+        self.refusal = ""  # of the whole
+        if self.catches and inspect.CO_GENERATOR & code.co_flags:
+            self.refusal = f"{name} catches exceptions"
         elif inspect.CO_COROUTINE & code.co_flags:
-            self.refusal = f"{code.co_name} is a coroutine"
+            self.refusal = f"{name} is a coroutine"
+        elif name == "__exit__" and any(map(_gives, steps, steps[1:])):
+            self.refusal = "an __exit__ may end exceptions"
+        self.is_plain = not (self.refusal or self.refused or self.catches or self.compared_locals
+                             or self.writes_self or self.writes_others or self.writes_nonlocal)
 
 
 @lru_cache(maxsize=4096)
@@ -92,9 +104,34 @@ def may_ask_none(frame: types.FrameType) -> bool:
     return bool(stored & facts(frame.f_code).nones)
 
 
+def _lines(code: types.CodeType) -> dict[int, int]:
+    """By the offsets of instructions; what has none belongs to what is before it."""
+    found, last = dict[int, int](), code.co_firstlineno
+    for begin, end, line in code.co_lines():
+        last = last if line is None else line
+        found.update(dict.fromkeys(range(begin, end, 2), last))
+    return found
+
+
+def _threes(steps: list[dis.Instruction]) -> Iterator[tuple[dis.Instruction, ...]]:
+    return zip(steps, steps[1:], steps[2:])
+
+
+def _refusal(before: dis.Instruction, step: dis.Instruction) -> str:
+    """What an instruction does that no graph can stand for."""
+    if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+        return "writes to a global variable"
+    if step.opname == "IS_OP" and before.opname.startswith((*LOCALS, *COMPUTED)):
+        return "asks whether two values are one"
+    if _is_class(step) and _last(before) != "self":
+        return "asks for a class"
+    return "matches a pattern" if step.opname.startswith("MATCH_") else ""
+
+
 def _last(step: dis.Instruction) -> Any:
     """The name that an instruction ends with: some of Python 3.13 load two variables."""
-    return step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+    is_pair = isinstance(step.argval, tuple) and step.opname.startswith(("LOAD_FAST", "STORE_FAST"))
+    return step.argval[-1] if is_pair else step.argval
 
 
 def _is_none(step: dis.Instruction) -> bool:
@@ -107,7 +144,38 @@ def _asks_none(steps: list[dis.Instruction]) -> bool:
     return len(steps) == 2 and _is_none(steps[0]) and steps[1].opname == "IS_OP"
 
 
-def _comparison(steps: list[dis.Instruction], end: int) -> Comparison:
+def _gives(before: dis.Instruction, step: dis.Instruction) -> bool:
+    """Whether an instruction returns something else than None or False."""
+    if step.opname == "RETURN_CONST":
+        return step.argval not in (None, False)
+    return step.opname == "RETURN_VALUE" and not (
+        before.opname == "LOAD_CONST" and before.argval in (None, False))
+
+
+def _is_class(step: dis.Instruction) -> bool:
+    return step.opname in ATTRIBUTES and step.argval == "__class__"
+
+
+def _is_type(step: dis.Instruction) -> bool:
+    return step.opname == "LOAD_GLOBAL" and step.argval == "type"
+
+
+def _is_caught(steps: list[dis.Instruction], begin: int) -> bool:
+    """Whether a handler may end otherwise than by raising the exception again."""
+    if steps[begin].opname == "SETUP_FINALLY":  # Python 3.10
+        begin = next(i for i, step in enumerate(steps) if step.offset == steps[begin].argval) - 1
+    if steps[begin + 1].opname == "WITH_EXCEPT_START":
+        return False
+    end = next((i for i, step in enumerate(steps) if i > begin and step.opname in (
+        "RERAISE", *CAUGHT)), begin)
+    inside = steps[begin + 1:end + 1]
+    places = [step.offset for step in inside]
+    return steps[end].opname != "RERAISE" or any(
+        step.argval not in places for step in inside
+        if "JUMP" in step.opname or step.opname == "FOR_ITER")
+
+
+def _comparison(steps: list[dis.Instruction], end: int, line_of: dict[int, int]) -> Comparison:
     """What stands on both sides of the `is` at `end`, where no branch leads in between."""
     begin, chain = end - 1, list[str]()
     while steps[begin].opname in ATTRIBUTES:
@@ -117,12 +185,23 @@ def _comparison(steps: list[dis.Instruction], end: int) -> Comparison:
     if any(step.is_jump_target for step in steps[begin + 1:end + 1]) or not (
             is_name or (steps[begin].opname == "LOAD_CONST" and not chain)):
         return Comparison()
+    line = line_of[steps[end].offset]
+    chain = [steps[begin].argval, *chain] if is_name else []
     left = steps[max(begin - 2, 0):begin]
     is_own = ([step.opname in ATTRIBUTES for step in left] == [False, True]
               and left[0].opname.startswith("LOAD_FAST")
               and not (left[1].is_jump_target or steps[begin].is_jump_target))
-    return Comparison((_last(left[0]), left[1].argval) if is_own else (),
-                      (steps[begin].argval, *chain) if is_name else ())
+    is_local = (bool(left) and left[-1].opname.startswith("LOAD_FAST")
+                and not steps[begin].is_jump_target
+                and not _stores(steps, _last(left[-1]), line, line_of))
+    return Comparison((_last(left[0]), left[1].argval) if is_own else (), tuple(chain),
+                      *((_last(left[-1]), line) if is_local else ()))
+
+
+def _stores(steps: list[dis.Instruction], name: str, line: int, line_of: dict[int, int]) -> bool:
+    """Whether a variable gets another value on one line."""
+    return any("STORE_FAST" in step.opname and line_of.get(step.offset) == line and name in (
+        step.argval if isinstance(step.argval, tuple) else (step.argval,)) for step in steps)
 
 
 def _chains(steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
@@ -135,6 +214,6 @@ def _chains(steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
             if after.opname not in ATTRIBUTES:
                 break
             chain.append(after.argval)
-        if chain == ["type"] and steps[i + 1].argval == "self":
+        if _is_type(step) and _last(steps[i + 1]) == "self":
             continue
         yield tuple(chain)

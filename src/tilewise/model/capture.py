@@ -47,6 +47,7 @@ from .tracer import Tracer, is_hooked
 
 WEIGHT = "first_weight"
 ATTEMPTS = 12  # modules that are left out of a graph before the whole is given up
+ALIKE = 3  # of one class, after which all of it are left out
 NORM = ("running_mean", "running_var", "weight", "bias")
 # what a block took from its modules when it was made
 BAKED: dict[Any, tuple[str, ...]] = {
@@ -397,7 +398,11 @@ def traced(module: nn.Module, leaves: list[Any], spec: Any,
                 raise kind(f"{type(module).__name__}: {reason}") from reason
             kind = Passing if isinstance(reason, Passing) else Refused
             opaque = {**opaque, part: kind(str(reason))}  # without what it was raised in
-    raise Refused(f"{type(module).__name__}: {ATTEMPTS} of its parts cannot be traced")
+            if sum(type(other) is type(part) for other in opaque) == ALIKE:
+                opaque.update({other: opaque[part] for other in module.modules()
+                               if type(other) is type(part) and other is not module})
+    kind = Passing if any(isinstance(why, Passing) for why in opaque.values()) else Refused
+    raise kind(f"{type(module).__name__}: {ATTEMPTS} of its parts cannot be traced")
 
 
 def tensors_of(leaves: Iterable[Any]) -> list[Tensor]:

@@ -189,7 +189,8 @@ class Captured:
             raise Refused(f"it changes: {MOST} graphs were made of it")
         capture = _made(self.module, leaves, spec, self.max_error, sized)
         if not capture.is_of_use:
-            raise Refused("nothing in it that tilewise computes")
+            kind = Passing if capture.is_passing else Refused
+            raise kind("nothing in it that tilewise computes")
         if sized and (capture.is_passing or capture.forms is None):
             raise Refused("these sizes are no help")
         for part in capture.opaque:

@@ -14,17 +14,13 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from .contents import FIXED, Refused
-from .effects import MODULES as FRESH_MODULES
 from .effects import SIZES, Effects, is_number, name_of
 from .graphs import known_module
 from .guards import Guards, Passing
 from .layout import PLAIN
-from .shadows import Shadows, Unknown
+from .shadows import MODULES, RIGID, Shadows, Unknown
 
 Form = tuple[torch.Size, ...]
-# whose results have sizes that follow from those of their arguments
-MODULES = (*FRESH_MODULES, nn.Identity, nn.Flatten, nn.PixelShuffle, nn.PixelUnshuffle,
-           nn.ZeroPad2d)
 
 
 def forms_of(tensors: Sequence[Tensor]) -> Form:
@@ -115,7 +111,7 @@ class Deciding:
         # by a mask, as many as there are; by a number, one
         picks = name_of(node) == "getitem" and not self._numbers.issuperset(
             node.all_input_nodes[1:])
-        return not picks and (name_of(node) in PLAIN or node in self._numbers)
+        return not picks and (name_of(node) in PLAIN | RIGID or node in self._numbers)
 
     def _value(self, needed: list[fx.Node]) -> Any:
         try:

@@ -117,6 +117,12 @@ class Guards:
             if not isinstance(part, Tensor):
                 self.knows(space, name, part)
 
+    def knows_class(self, value: Any) -> None:
+        """The code asks for an object's class, and may read its attributes."""
+        if issubclass(type(value), fx.Proxy):
+            raise Refused("the type of a value is asked for")
+        self._others[id(type(value))] = type(value)
+
     def _knows_items(self, value: Any) -> None:
         """A container of objects, or of a class of its own."""
         items = list(value.values() if isinstance(value, dict) else value)
@@ -152,6 +158,7 @@ class Guards:
         for name, part in list(vars(kind).items()):
             if name in names and name not in slots and isinstance(part, (*FIXED, *CONTAINERS)):
                 self.asks_class(kind, name)
+                self.asks_class(value if isinstance(value, type) else type(value), name)
                 if type(space) is dict and name not in space:
                     self.reads(space, name, None)
 

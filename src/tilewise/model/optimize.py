@@ -182,7 +182,7 @@ def _released(model: nn.Module, example: Any, max_error: float | None) -> nn.Mod
         if capture.opaque:
             raise Refused(f"{type(capture.opaque[0]).__name__} cannot be traced")
         if example is None and capture.asked:
-            raise Refused("it asks for axes, types or devices: give optimize an example")
+            raise Refused("it asks for axes, types, devices or sizes: give optimize an example")
         return _module(model, capture, form_of(leaves, spec))
     except Refused as reason:
         raise TilewiseError("keep_original is False, needs a model that can be traced as a whole, "

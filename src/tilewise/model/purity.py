@@ -1,7 +1,7 @@
 """What a model's Python code reads and does besides its tensors, watched while it is traced.
 
 Values that can be compared later become guards. What a graph cannot repeat is refused: writes,
-output, clocks, random numbers of Python, exceptions that are caught.
+output, clocks, random numbers of Python, exceptions that are caught around operators.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import types
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,9 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .bytecode import Comparison, facts
+from .bytecode import Comparison, Facts, facts
+from .closures import Closures
 from .contents import CODE, FIXED, Refused
 from .guards import Guards
+from .reaching import Followed, Reaching
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -41,8 +44,9 @@ SWITCHES = {os.path.join(TORCH, *names) for names in (
 EFFECTS = (print, input, open, exec, eval, setattr, delattr, breakpoint, warnings.warn)
 OUTSIDE = ("time", "posix", "nt", "_io", "_socket", "_datetime", "_warnings", "_thread")
 QUIET = (*CODE, Tensor, logging.Logger)
-# functions of others that look like what is refused: counting calls, asking for Dynamo
+# functions of others that look like what is refused
 HARMLESS = {("torchvision.utils", "_log_api_usage_once"),
+            ("transformers.utils.generic", "infer_framework_from_repr"),  # what to look for first
             ("segmentation_models_pytorch.base.utils", "is_torch_compiling")}
 LEGACY = type(torch.FloatTensor)  # asks a stand-in for its memory
 HOMES = (types.ModuleType, type)
@@ -91,6 +95,8 @@ class Watch:
         self.names: set[str] = set()  # that the model's code has
         self.calling: list[Any] = []  # functions of C that the model's code is in
         self._is_unsure = False  # whether the model's code has an answer that is not known
+        self.reaching, self.closures = Reaching(), Closures(guards)
+        self._set: Counter[ContextVar[Any]] = Counter()  # how often, and not put back
 
     def __enter__(self) -> None:
         self._before = sys.getprofile()
@@ -98,6 +104,13 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self._before)
+        self.reaching.ends()
+
+    def check(self) -> None:
+        """What can be told only at the end."""
+        self.reaching.check()
+        if any(self._set.values()):
+            raise Refused("a variable of the context is set")
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -126,7 +139,7 @@ class Watch:
         frame: Any = sys._getframe(1)
         while frame is not None and not (frame.f_code.co_name == "_traced"
                                          and frame.f_code.co_filename.startswith(OURS)):
-            if is_models(frame) and _compares(frame):
+            if is_models(frame) and self._compares(frame):
                 raise Refused(f"{what} is compared")
             frame = frame.f_back
 
@@ -138,6 +151,8 @@ class Watch:
             self._calls(frame, called)
         elif event in ("c_return", "c_exception") and not _is_trusted(frame.f_code.co_filename):
             del self.calling[-1:]
+        elif event == "return":
+            self.reaching.leaves(frame)
 
     def _enters(self, frame: types.FrameType, code: types.CodeType) -> None:
         if code.co_filename == SEEDS:
@@ -147,19 +162,29 @@ class Watch:
                 self._guards.asks(state)
         if code is ENVIRON and is_models(_reader(frame)):
             self._guards.asks(Named(frame.f_locals["key"]))
-        if self._is_unsure and is_models(frame) and _compares(frame):
+        if self._is_unsure and is_models(frame) and self._compares(frame):
             raise Refused(f"{code.co_name} compares what is not known")
-        if (code in self._seen or _is_trusted(code.co_filename) or _is_standard(code.co_filename)
+        if (_is_trusted(code.co_filename) or _is_standard(code.co_filename)
                 or (frame.f_globals.get("__name__"), code.co_name) in HARMLESS):
             return
-        self._seen.add(code)
+        found = facts(code)
+        if not found.is_plain:
+            self._follows(frame, code, found)
+        if found.asks_own_class:
+            self._guards.knows_class(frame.f_locals.get("self"))
+        if code.co_freevars and code not in self._inner:
+            self.closures.guard(frame)
+        if code not in self._seen:
+            self._seen.add(code)
+            self._looks_at(frame, code)
+
+    def _looks_at(self, frame: types.FrameType, code: types.CodeType) -> None:
+        """A function of the model that runs for the first time."""
         self.names.update(code.co_names)
         self._inner.update(const for const in code.co_consts if isinstance(const, types.CodeType))
         if isinstance(frame.f_locals.get("ctx"), torch.autograd.function.FunctionCtx):
             raise Refused(f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name} "
                           "has a gradient of its own")
-        self._check_writes(frame, code)
-        self._guard_closure(frame, code)
         owner = frame.f_locals.get("self")
         if not isinstance(owner, nn.Module | type(None)) and code.co_name not in MAKERS:
             self._guards.knows_object(owner)
@@ -170,25 +195,37 @@ class Watch:
                 type(_meant(frame.f_globals, chain)) is LEGACY for chain in chains):
             raise Refused(f"{code.co_name} asks for tensors of a type")
 
-    def _check_writes(self, frame: types.FrameType, code: types.CodeType) -> None:
-        found = facts(code)
+    def _follows(self, frame: types.FrameType, code: types.CodeType, found: Facts) -> None:
+        """A function that may come to what must not run."""
+        lines = self._refused(frame, code, found)
+        if not (found.catches or lines or found.compared_locals):
+            return
+        if self.reaching.is_free():
+            self.reaching.enters(frame, Followed(
+                found.catches, lines, found.compared_locals, lambda: self._is_unsure))
+        elif found.catches or lines:
+            raise Refused(next(iter(lines.values()), f"{code.co_name} catches exceptions"))
+
+    def _compares(self, frame: types.FrameType) -> bool:
+        """Whether a function may compare a type, a device or a truth that is not known by `is`,
+        and it would not be noticed when it does."""
+        is_free = self.reaching.is_free()
+        return any(not (one.chain and not isinstance(_meant(frame.f_globals, one.chain), ANSWERS))
+                   and not (one.local and is_free) and not _is_plain(frame, one)
+                   for one in facts(frame.f_code).compared)
+
+    def _refused(self, frame: types.FrameType, code: types.CodeType,
+                 found: Facts) -> dict[int, str]:
+        """Lines that must not run, and why."""
         if found.refusal:
             raise Refused(found.refusal)
-        if found.writes_nonlocal and code not in self._inner:
-            raise Refused(f"{code.co_name} writes to a variable of another function")
-        own = isinstance(frame.f_locals.get("self"), nn.Module)  # writes to modules are noticed
-        if found.writes_others or (found.writes_self and not own
-                                   and code.co_name not in MAKERS):
-            raise Refused(f"{code.co_name} writes to attributes")
-
-    def _guard_closure(self, frame: types.FrameType, code: types.CodeType) -> None:
-        if code in self._inner:
-            return
-        for name in code.co_freevars:
-            value = frame.f_locals.get(name)
-            self._guards.fills(value)
-            if not isinstance(value, CODE):
-                raise Refused(f"{code.co_name} reads {name} of the function around it")
+        lines = dict(found.refused)
+        written = found.writes_others | (found.writes_self if not _is_own(frame, found) else set())
+        lines.update(dict.fromkeys(written, f"{code.co_name} writes to attributes"))
+        if code not in self._inner:
+            lines.update(dict.fromkeys(found.writes_nonlocal, f"{code.co_name} writes to a "
+                                       "variable of another function"))
+        return lines
 
     def _guard_global(self, names: dict[str, Any], chain: tuple[str, ...]) -> None:
         """A global name, and attributes of modules and classes behind it."""
@@ -218,10 +255,8 @@ class Watch:
         if called is id and is_models(frame):
             raise Refused("the identity of a value is asked for")
         owner = getattr(called, "__self__", None)
-        if isinstance(owner, ContextVar) and called.__name__ == "get" and _is_asked_by_model(frame):
-            self._guards.asks(InContext(owner))
-            if not isinstance(owner.get(None), FIXED):
-                raise Refused(f"{owner.name} is read, which the context changes")
+        if isinstance(owner, ContextVar) and _is_asked_by_model(frame):
+            self._uses(owner, called.__name__)
         home = (called.__module__ if isinstance(owner, types.ModuleType | None)
                 else type(owner).__module__) or ""
         if (any(called is effect for effect in EFFECTS) or home.partition(".")[0] in OUTSIDE
@@ -230,18 +265,27 @@ class Watch:
             raise Refused(f"{getattr(called, '__name__', called)} is called")
 
 
+    def _uses(self, variable: ContextVar[Any], done: str) -> None:
+        """What the model's code does with a variable of the context; what it set, it knows."""
+        self._set[variable] += {"set": 1, "reset": -1}.get(done, 0)
+        if done == "get" and not self._set[variable]:
+            self._guards.asks(InContext(variable))
+            if not isinstance(variable.get(None), FIXED):
+                raise Refused(f"{variable.name} is read, which the context changes")
+
+
+def _is_own(frame: types.FrameType, found: Facts) -> bool:
+    """Whether what a method writes to itself is noticed, or is what it is for."""
+    return not found.writes_self or frame.f_code.co_name in MAKERS or isinstance(
+        frame.f_locals.get("self"), nn.Module)
+
+
 def _meant(names: dict[str, Any], chain: tuple[str, ...]) -> Any:
     """What a global name and the attributes behind it are now, if they are."""
     value = names.get(chain[0])
     for attribute in chain[1:]:
         value = getattr(value, attribute, None) if isinstance(value, HOMES) else None
     return value
-
-
-def _compares(frame: types.FrameType) -> bool:
-    """Whether a function may compare a type, a device or a truth that is not known by `is`."""
-    return any(not (one.chain and not isinstance(_meant(frame.f_globals, one.chain), ANSWERS))
-               and not _is_plain(frame, one) for one in facts(frame.f_code).compared)
 
 
 def _is_plain(frame: types.FrameType, one: Comparison) -> bool:

@@ -27,7 +27,7 @@ class Released(nn.Module):
     """A graph that is all that is left of a model."""
 
     _whole: _Whole | None = None
-    _asked: frozenset[str] = frozenset()
+    _asked: frozenset[Any] = frozenset()
 
     def __init__(self, graph: fx.GraphModule, capture: Capture, form: Any) -> None:
         super().__init__()
@@ -52,10 +52,10 @@ class Released(nn.Module):
                                 "has changed since: optimize it again")
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if self._asked and self._granted != granted(tensors, self._asked):
-            raise TilewiseError("the model was released for tensors with other numbers of axes, of "
-                                "other types, on other devices or under another autocast, and its "
-                                "code asks for these: give optimize an example of those that it "
-                                "is called with")
+            raise TilewiseError("the model was released for tensors of other sizes or types, with "
+                                "other numbers of axes, on other devices or under another "
+                                "autocast, and its code asks for these: give optimize an example "
+                                "of those that it is called with")
         results = None if is_traced() else self.whole.run(tensors)
         return self._ended(self.body(*tensors) if results is None else results)
 

@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 
 from .effects import FRESH, IN_PLACE, name_of
 from .effects import MODULES as FRESH_MODULES
+from .equals import Place, compared, size_of
 from .guards import Guards
 from .layout import PLAIN
 from .native import function_of
@@ -73,11 +74,13 @@ def traits_of(tensor: Tensor) -> Traits:
     return Traits(tensor.dim(), tensor.dtype, tensor.device)
 
 
-def granted(tensors: Sequence[Tensor], asked: frozenset[str]) -> tuple[Any, ...]:
+def granted(tensors: Sequence[Tensor], asked: frozenset[str | Place]) -> tuple[Any, ...]:
     """What answers follow from."""
     axes = [x.dim() for x in tensors] if "axes" in asked else None
     types = [(x.dtype, x.device) for x in tensors] if "types" in asked else None
-    return axes, types, "types" in asked and torch._C._is_any_autocast_enabled()
+    sizes = {place: size_of(tensors, place) for place in asked if not isinstance(place, str)}
+    casts = "types" in asked and torch._C._is_any_autocast_enabled()
+    return (axes, types, casts, sizes) if sizes else (axes, types, casts)
 
 
 class Shadow(NamedTuple):
@@ -131,13 +134,16 @@ class Shadows:
         self._same: dict[fx.Node, fx.Node] = {}  # the first of those that may be one tensor
         self._given: set[fx.Node] = set()  # to parts that are called as they are
         self._casts = torch._C._is_any_autocast_enabled()
-        self.asked: set[str] = set()  # axes or types
+        self.asked: set[str | Place] = set()  # axes, types, or single sizes
 
     def number(self, node: fx.Node) -> Any:
-        """What follows from axes, types and devices alone."""
+        """What follows from axes, types and devices alone, or is as a model wants it."""
         shadow = self.of(node)
         if not shadow.is_told:
-            raise Unknown
+            place = compared(node, self._places, self._inputs)
+            if place is None:
+                raise Unknown
+            self.asked.add(place)
         return shadow.value
 
     def attribute(self, node: fx.Node, name: str) -> Any:

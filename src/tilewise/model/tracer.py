@@ -106,6 +106,7 @@ class Tracer(fx.Tracer):
             raise Refused("an argument is changed")
         if _modes() != self._modes:
             raise Refused("a mode of torch is left switched")
+        self.watch.check()
         if any(snapshot(copy) != before for copy, before in self._copies):
             raise Refused("a container of a module is changed")
         self.guards.ends(self.watch.names)
@@ -203,6 +204,7 @@ class Tracer(fx.Tracer):
         self.stack.append(module)
         self.guards.is_a(module)
         own = module.__dict__.get("forward")
+        self.watch.closures.meets(type(module).forward)
         # what stands there by optimize, or calls what stood there
         if own is None or hasattr(own, "captures") or self.stack == [self.root]:
             result = type(module).forward(module, *args, **kwargs)
@@ -255,6 +257,7 @@ class Tracer(fx.Tracer):
             self.guards.inherits(kind, name, snapshot(own))
             return self._copied(own)
         self.guards.inherits(kind, name, own)
+        self.watch.closures.meets(own)
         return value
 
     def _copied(self, value: Any) -> Any:
@@ -357,6 +360,8 @@ class Tracer(fx.Tracer):
                     type_expr: Any = None) -> fx.Node:
         if _modes() != self._modes:
             raise Refused("a mode of torch is switched inside the model")
+        if kind not in ("placeholder", "get_attr"):
+            self.watch.reaching.creates()
         return self.graph.create_node(kind, target, args, kwargs, name, type_expr)
 
     def proxy(self, node: fx.Node) -> Value:
