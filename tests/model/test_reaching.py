@@ -509,6 +509,17 @@ def test_ways_to_ask_for_a_size(asked: Any) -> None:
     agree(model, fast, (X, OTHER, X, OTHER, OTHER, OTHER, X))
 
 
+@pytest.mark.parametrize("asked", [
+    lambda x: math.ceil(x.shape[2] / 5), lambda x: round(x.shape[2] / 5),
+    lambda x: round(x.shape[2] / 7, 1), lambda x: float(x.size(3)) / 4,
+    lambda x: math.floor(x.shape[2] * 0.3)])
+def test_numbers_of_sizes(asked: Any) -> None:
+    """A graph for one size has them, where the same size comes again."""
+    model, fast = pair(lambda self, x: self.a(x) * asked(x))
+    agree(model, fast, (X, X, X, OTHER, OTHER, OTHER, X))
+    assert is_whole(fast)
+
+
 def test_a_size_that_changes_where_it_is() -> None:
     def forward(self: Any, x: Any) -> Any:
         y = self.a(x)

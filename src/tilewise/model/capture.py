@@ -399,8 +399,8 @@ def traced(module: nn.Module, leaves: list[Any], spec: Any,
             kind = Passing if isinstance(reason, Passing) else Refused
             opaque = {**opaque, part: kind(str(reason))}  # without what it was raised in
             if sum(type(other) is type(part) for other in opaque) == ALIKE:
-                opaque.update({other: opaque[part] for other in module.modules()
-                               if type(other) is type(part) and other is not module})
+                opaque = {**{other: opaque[part] for other in module.modules()
+                             if type(other) is type(part) and other is not module}, **opaque}
     kind = Passing if any(isinstance(why, Passing) for why in opaque.values()) else Refused
     raise kind(f"{type(module).__name__}: {ATTEMPTS} of its parts cannot be traced")
 

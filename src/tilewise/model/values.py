@@ -146,8 +146,15 @@ class Value(fx.Proxy):
         self.tracer.create_proxy("call_function", exactly, (self, count), {})
         return count
 
+    def __float__(self) -> float:
+        """`math.ceil` and the like ask for it, too."""
+        return float(self._number())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self._number(), digits)
+
     __int__ = __index__ = _number
-    __float__ = __complex__ = __contains__ = __str__ = _refuse
+    __complex__ = __contains__ = __str__ = _refuse
 
 
 def _in_place(name: str) -> Callable[..., Any]:
