@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
+import copy
+import dataclasses
 import functools
 import math
 import sys
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import register_pytree_node
 
 import tilewise
 
@@ -66,6 +70,17 @@ def agree(model: Any, fast: Any, images: tuple[torch.Tensor, ...] = (X, X, OTHER
 
 
 # exceptions
+
+
+def is_given_nothing() -> bool:
+    try:
+        raise OSError
+    except OSError:
+        return True
+
+
+def asks_about_itself(self: Any, x: Any) -> Any:
+    return self.a(x) * (2 if is_given_nothing() else 3)
 
 
 def is_exporting() -> bool:
@@ -189,7 +204,7 @@ def test_exceptions_that_are_caught(name: str) -> None:
     assert not is_whole(fast)
 
 
-@pytest.mark.parametrize("forward", [asks_a_library, cleans_up])
+@pytest.mark.parametrize("forward", [asks_a_library, asks_about_itself, cleans_up])
 def test_handlers_that_handle_nothing(forward: Any) -> None:
     model, fast = pair(forward)
     agree(model, fast)
@@ -262,6 +277,46 @@ def test_writes_that_run() -> None:
                                        model(X) / model.settings.factor, rtol=1e-4, atol=1e-4)
     assert fast.settings.factor == model.settings.factor == 5.0
     assert not is_whole(fast)
+
+
+class Hooked(Base):
+    """Registers a hook when it runs for the first time, as libraries do that hand out features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[torch.Tensor] = []
+        self.is_hooked = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_hooked:
+            self.a.register_forward_hook(lambda _, __, y: self.found.append(y))
+            object.__setattr__(self, "is_hooked", True)
+        y = self.a(x)
+        return y + self.found[-1] * len(self.found)
+
+
+def test_hooks_that_a_forward_registers() -> None:
+    torch.manual_seed(0)
+    model = Hooked().eval()
+    fast = tilewise.optimize(copy.deepcopy(model))
+    agree(model, fast)
+    assert len(fast.a._forward_hooks) == 1
+
+
+def test_hooks_that_a_forward_removes() -> None:
+    def forward(self: Any, x: Any) -> Any:
+        if self.handles:
+            self.handles.pop().remove()
+        return self.a(x)
+
+    model, _ = pair(forward)
+    model.handles = []
+    fast = tilewise.optimize(copy.deepcopy(model))
+    for one in (model, fast):
+        one.handles += [one.a.register_forward_hook(lambda _, __, y: y * 2),
+                        one.a.register_forward_hook(lambda _, __, y: y * 3)]
+    agree(model, fast)
+    assert not fast.a._forward_hooks
 
 
 # variables of the context
@@ -427,6 +482,83 @@ def test_the_class_of_a_tensor() -> None:
         return self.a(x) * (2 if name_of(x) == "Tensor" else 3)
 
     agree(*pair(forward))
+
+
+def same_again(given: Any, factor: Any) -> Any:
+    return type(given)(factor) * given.__class__(1)
+
+
+def test_the_class_of_an_argument() -> None:
+    model, fast = pair(lambda self, x: self.a(x) * same_again(self.scale, 3))
+    agree(model, fast)
+    assert is_whole(fast)
+
+
+def by_type(given: Any) -> bool:
+    return type(given) is torch.Tensor
+
+
+def by_its_class(given: Any) -> bool:
+    return given.__class__.__name__ == "Tensor"
+
+
+@pytest.mark.parametrize("question", [by_type, by_its_class])
+def test_the_class_of_an_argument_that_is_a_tensor(question: Any) -> None:
+    model, fast = pair(lambda self, x: self.a(x) * (2 if question(x) else 3))
+    agree(model, fast)
+    assert not is_whole(fast)
+
+
+class Output(collections.OrderedDict):  # type: ignore[type-arg]
+    """Results as a library of models has them: by names, by numbers, as attributes."""
+
+    def __post_init__(self) -> None:
+        found = [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore
+        if all(one is None for one in found[1:]) and not isinstance(found[0], torch.Tensor):
+            try:
+                iter(found[0])
+            except TypeError:
+                setattr(self, dataclasses.fields(self)[0].name, None)  # type: ignore
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if getattr(self, field.name) is not None:
+                self[field.name] = getattr(self, field.name)
+
+
+@dataclasses.dataclass
+class Both(Output):
+    image: Any = None
+    mean: Any = None
+
+
+register_pytree_node(Both, lambda one: (list(one.values()), list(one)),
+                     lambda values, names: Both(**dict(zip(names, values))))
+
+
+def test_results_of_a_class_of_their_own() -> None:
+    class Part(Base):
+        def forward(self, x: torch.Tensor, plain: bool | None = None) -> Any:
+            y = self.a(x)
+            found = Both(y, None if plain is True else y.mean())
+            return type(found)(**{name: one for name, one in found.items() if name == "image"})
+
+    class Model(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return Both(self.part(x)["image"] * 2, self.part(x).image.mean())
+
+    model = Model().eval()
+    fast = tilewise.optimize(model)
+    for image in (X, OTHER, X):
+        with torch.inference_mode():
+            theirs, ours = model(image), fast(image)
+        assert type(ours) is Both
+        assert list(ours) == ["image", "mean"]
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-4)
+    assert is_whole(fast)
 
 
 # comparisons

@@ -41,7 +41,11 @@ class Holder:
 
     def asks_class(self, other: Any) -> Any:
         names = [type(self).__name__, self.__class__.__name__]
-        return [*names, other.__class__]
+        more = [other.__class__,
+                type(other)(names)]
+        other = 3; more += [type(other)]  # noqa: E702
+        self = type(self)(more)
+        return self, type(other.a), type, type("Made", (), {})
 
 
 class Handlers:
@@ -137,10 +141,10 @@ def check(bytecode: Any) -> None:
     assert reasons(facts, Holder.asks_result) == ["asks_result asks whether two values are one"]
     first = Holder.asks_variable.__code__.co_firstlineno
     assert facts(Holder.asks_variable.__code__).compared_locals == {first + 1: ["plain"]}
-    assert facts(Holder.asks_class.__code__).asks_own_class
-    assert not facts(Holder.asks_own.__code__).asks_own_class
-    first = Holder.asks_class.__code__.co_firstlineno
-    assert facts(Holder.asks_class.__code__).refused == {first + 2: "asks_class asks for a class"}
+    found, first = facts(Holder.asks_class.__code__), Holder.asks_class.__code__.co_firstlineno
+    assert {line - first: names for line, names in found.classes.items()} == {
+        1: ["self", "self"], 2: ["other"], 3: ["other"], 5: ["self"]}
+    assert [line - first for line in found.refused] == [4, 6]
     for name, function in vars(Handlers).items():
         if not name.startswith("__"):
             assert facts(function.__code__).catches == name.startswith("caught"), name

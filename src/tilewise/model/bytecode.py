@@ -62,10 +62,18 @@ class Facts:
         # not a `finally`, nor what ends a `with`
         self.catches = "suppress" in code.co_names or any(
             _is_caught(steps, i) for i, step in enumerate(steps) if step.opname in HANDLERS)
-        self.asks_own_class = any(_last(step) == "self" and (
-            _is_type(before) or _is_class(after)) for before, step, after in _threes(steps))
-        self.refused = {line_of[step.offset]: f"{name} {reason}" for before, step in pairwise(steps)
-                        if (reason := _refusal(before, step))}
+        # variables whose classes are asked for, by lines
+        self.classes: dict[int, list[str]] = {}
+        self.refused: dict[int, str] = {}  # by lines, and why
+        for i, step in enumerate(steps):
+            line = line_of[step.offset]
+            asked = _class_asked(steps, i)
+            if asked and not _stores(steps[:i], asked, line, line_of):
+                self.classes.setdefault(line, []).append(asked)
+            elif reason := _refusal(steps[i - 1], step):
+                self.refused[line] = f"{name} {reason}"
+        self.is_given = bool(code.co_argcount + code.co_kwonlyargcount + len(code.co_freevars)
+                             or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
         self.refusal = ""  # of the whole
         if self.catches and inspect.CO_GENERATOR & code.co_flags:
             self.refusal = f"{name} catches exceptions"
@@ -73,8 +81,9 @@ class Facts:
             self.refusal = f"{name} is a coroutine"
         elif name == "__exit__" and any(map(_gives, steps, steps[1:])):
             self.refusal = "an __exit__ may end exceptions"
-        self.is_plain = not (self.refusal or self.refused or self.catches or self.compared_locals
-                             or self.writes_self or self.writes_others or self.writes_nonlocal)
+        self.is_plain = not any((
+            self.refusal, self.refused, self.catches, self.compared_locals, self.classes,
+            self.writes_self, self.writes_others, self.writes_nonlocal))
 
 
 @lru_cache(maxsize=4096)
@@ -113,19 +122,36 @@ def _lines(code: types.CodeType) -> dict[int, int]:
     return found
 
 
-def _threes(steps: list[dis.Instruction]) -> Iterator[tuple[dis.Instruction, ...]]:
-    return zip(steps, steps[1:], steps[2:])
-
-
 def _refusal(before: dis.Instruction, step: dis.Instruction) -> str:
     """What an instruction does that no graph can stand for."""
     if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
         return "writes to a global variable"
     if step.opname == "IS_OP" and before.opname.startswith((*LOCALS, *COMPUTED)):
         return "asks whether two values are one"
-    if _is_class(step) and _last(before) != "self":
+    if _is_class(step) or _is_type(step):
         return "asks for a class"
     return "matches a pattern" if step.opname.startswith("MATCH_") else ""
+
+
+def _class_asked(steps: list[dis.Instruction], at: int) -> str:
+    """The variable of which `type(x)` or `x.__class__` is read there."""
+    step, before = steps[at], steps[at - 1]
+    if _is_class(step):
+        return _last(before) if _is_variable(before) and not step.is_jump_target else ""
+    if not _is_type(step):
+        return ""
+    after = steps[at + 1:at + 5]
+    while after and after[0].opname == "PUSH_NULL":
+        after = after[1:]
+    is_alone = (len(after) > 1 and _is_variable(after[0]) and after[1].arg == 1
+                and after[1].opname.startswith(("CALL", "PRECALL")) and not after[1].is_jump_target)
+    return _last(after[0]) if is_alone else ""
+
+
+def _is_variable(step: dis.Instruction) -> bool:
+    """Of the function itself, or the `self` that functions inside of it read, too."""
+    return step.opname.startswith("LOAD_FAST") or (
+        step.opname == "LOAD_DEREF" and step.argval == "self")
 
 
 def _last(step: dis.Instruction) -> Any:
@@ -193,13 +219,13 @@ def _comparison(steps: list[dis.Instruction], end: int, line_of: dict[int, int])
               and not (left[1].is_jump_target or steps[begin].is_jump_target))
     is_local = (bool(left) and left[-1].opname.startswith("LOAD_FAST")
                 and not steps[begin].is_jump_target
-                and not _stores(steps, _last(left[-1]), line, line_of))
+                and not _stores(steps[:begin], _last(left[-1]), line, line_of))
     return Comparison((_last(left[0]), left[1].argval) if is_own else (), tuple(chain),
                       *((_last(left[-1]), line) if is_local else ()))
 
 
 def _stores(steps: list[dis.Instruction], name: str, line: int, line_of: dict[int, int]) -> bool:
-    """Whether a variable gets another value on one line."""
+    """Whether a variable gets another value on a line, before it is read there."""
     return any("STORE_FAST" in step.opname and line_of.get(step.offset) == line and name in (
         step.argval if isinstance(step.argval, tuple) else (step.argval,)) for step in steps)
 
@@ -214,6 +240,6 @@ def _chains(steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
             if after.opname not in ATTRIBUTES:
                 break
             chain.append(after.argval)
-        if _is_type(step) and _last(steps[i + 1]) == "self":
+        if _is_type(step):
             continue
         yield tuple(chain)

@@ -37,6 +37,8 @@ OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 PACKAGES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib"))
 SEEDS = os.path.join(TORCH, "random.py")  # seeds the generators that graphs draw from
+HOOKED = {os.path.join(TORCH, "nn", "modules", "module.py"),
+          os.path.join(TORCH, "utils", "hooks.py")}  # where hooks come and go
 STATES = (torch.is_grad_enabled, torch.get_default_dtype, torch.get_num_threads,
           torch.is_inference_mode_enabled)
 SWITCHES = {os.path.join(TORCH, *names) for names in (
@@ -157,6 +159,9 @@ class Watch:
     def _enters(self, frame: types.FrameType, code: types.CodeType) -> None:
         if code.co_filename == SEEDS:
             raise Refused("torch's random generators are seeded")
+        if code.co_filename in HOOKED and code.co_name.startswith(("register_", "remove")) and (
+                "hook" in code.co_name or code.co_name == "remove"):
+            raise Refused("a hook is registered, or removed")
         if code.co_name == "__enter__" and code.co_filename in SWITCHES:
             for state in MODES:  # what is put back is what was there
                 self._guards.asks(state)
@@ -170,8 +175,6 @@ class Watch:
         found = facts(code)
         if not found.is_plain:
             self._follows(frame, code, found)
-        if found.asks_own_class:
-            self._guards.knows_class(frame.f_locals.get("self"))
         if code.co_freevars and code not in self._inner:
             self.closures.guard(frame)
         if code not in self._seen:
@@ -185,7 +188,8 @@ class Watch:
         if isinstance(frame.f_locals.get("ctx"), torch.autograd.function.FunctionCtx):
             raise Refused(f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name} "
                           "has a gradient of its own")
-        owner = frame.f_locals.get("self")
+        is_method = "self" in code.co_varnames[:code.co_argcount]  # else it is that of another
+        owner = frame.f_locals.get("self") if is_method else None
         if not isinstance(owner, nn.Module | type(None)) and code.co_name not in MAKERS:
             self._guards.knows_object(owner)
         chains = facts(code).globals
@@ -198,13 +202,14 @@ class Watch:
     def _follows(self, frame: types.FrameType, code: types.CodeType, found: Facts) -> None:
         """A function that may come to what must not run."""
         lines = self._refused(frame, code, found)
-        if not (found.catches or lines or found.compared_locals):
+        if not (found.catches or lines or found.compared_locals or found.classes):
             return
         if self.reaching.is_free():
-            self.reaching.enters(frame, Followed(
-                found.catches, lines, found.compared_locals, lambda: self._is_unsure))
-        elif found.catches or lines:
-            raise Refused(next(iter(lines.values()), f"{code.co_name} catches exceptions"))
+            self.reaching.enters(frame, Followed(found, lines, lambda: self._is_unsure,
+                                                 self._guards.knows_class))
+        elif found.catches or lines or found.classes:
+            raise Refused(next(iter(lines.values()), f"{code.co_name} catches exceptions, or asks "
+                               "for a class"))
 
     def _compares(self, frame: types.FrameType) -> bool:
         """Whether a function may compare a type, a device or a truth that is not known by `is`,

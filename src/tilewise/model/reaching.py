@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
+from .bytecode import Facts
 from .contents import Refused
 
 
@@ -22,16 +23,16 @@ class Followed(NamedTuple):
     """What counts in a function.
 
     Args:
-        catches: Whether it catches exceptions.
+        facts: Of its code.
         lines: Those that are refused, and why.
-        compared: Variables that are compared by `is`, by lines.
         is_unsure: Whether stand-ins stand for what may be equal to something by `is`.
+        knows_class: Guards the class of an object; refuses that of a stand-in.
     """
 
-    catches: bool
+    facts: Facts
     lines: dict[int, str]
-    compared: dict[int, list[str]]
     is_unsure: Callable[[], bool]
+    knows_class: Callable[[Any], None]
 
 
 class Reaching:
@@ -48,9 +49,9 @@ class Reaching:
 
     def enters(self, frame: types.FrameType, what: Followed) -> None:
         frame.f_trace = partial(self._notes, what)
-        frame.f_trace_lines = bool(what.lines or what.compared)
+        frame.f_trace_lines = bool(what.lines or what.facts.compared_locals or what.facts.classes)
         self._frames.append(frame)
-        if what.catches:
+        if what.facts.catches:
             self._catching.append(frame)
         sys.settrace(_nothing)
 
@@ -81,7 +82,9 @@ class Reaching:
     def _notes(self, what: Followed, frame: types.FrameType, event: str, found: Any) -> None:
         if event == "line":
             self._comes(what, frame)
-        if event == "exception" and (what.catches or isinstance(found[1], Refused)):
+        # those of a function that is given nothing have nothing to do with tensors
+        is_caught = what.facts.catches and what.facts.is_given
+        if event == "exception" and (is_caught or isinstance(found[1], Refused)):
             # where it is refused, what is run by `finally` is not the reason
             self._refusal = self._refusal or (
                 found[1] if isinstance(found[1], Refused) else Refused(_text(frame)))
@@ -90,7 +93,9 @@ class Reaching:
         """To a line, which was not run yet."""
         if frame.f_lineno in what.lines:
             self._refuse(Refused(what.lines[frame.f_lineno]))
-        names = what.compared.get(frame.f_lineno)
+        for name in what.facts.classes.get(frame.f_lineno, ()):
+            what.knows_class(frame.f_locals.get(name))
+        names = what.facts.compared_locals.get(frame.f_lineno)
         if names and what.is_unsure() and any(
                 issubclass(type(frame.f_locals.get(name)), fx.Proxy) for name in names):
             self._refuse(Refused(f"{frame.f_code.co_name} compares what is not known"))

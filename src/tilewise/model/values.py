@@ -133,7 +133,8 @@ class Value(fx.Proxy):
 
     def _length(self) -> int | None:
         """Of a tensor's shape, where it is known."""
-        return self.tracer.length(self.node) if kind_of(self.node) is torch.Size else None
+        is_known = kind_of(self.node) in (torch.Size, None)  # of sums of shapes, the class is not
+        return self.tracer.length(self.node) if is_known else None
 
     def __len__(self) -> int:
         length, count = self._length(), _pieces(self.node)
