@@ -60,8 +60,8 @@ class Facts:
         self.nones = {_last(step) for i, step in enumerate(steps)
                       if step.opname.startswith(LOCALS) and _asks_none(steps[i + 1:i + 3])}
         # not a `finally`, nor what ends a `with`
-        self.catches = "suppress" in code.co_names or any(
-            _is_caught(steps, i) for i, step in enumerate(steps) if step.opname in HANDLERS)
+        handlers = [i for i, step in enumerate(steps) if step.opname in HANDLERS]
+        self.catches = any(_is_caught(steps, i) for i in handlers)
         # variables whose classes are asked for, by lines
         self.classes: dict[int, list[str]] = {}
         self.refused: dict[int, str] = {}  # by lines, and why
@@ -72,10 +72,11 @@ class Facts:
                 self.classes.setdefault(line, []).append(asked)
             elif reason := _refusal(steps[i - 1], step):
                 self.refused[line] = f"{name} {reason}"
-        self.is_given = bool(code.co_argcount + code.co_kwonlyargcount + len(code.co_freevars)
-                             or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
         self.refusal = ""  # of the whole
-        if self.catches and inspect.CO_GENERATOR & code.co_flags:
+        written = {*self.refused, *self.writes_self, *self.writes_others, *self.writes_nonlocal}
+        if any(_is_undone(code, steps, i, written, line_of) for i in handlers):
+            self.refusal = f"{name} writes where exceptions pass"
+        elif self.catches and inspect.CO_GENERATOR & code.co_flags:
             self.refusal = f"{name} catches exceptions"
         elif inspect.CO_COROUTINE & code.co_flags:
             self.refusal = f"{name} is a coroutine"
@@ -199,6 +200,27 @@ def _is_caught(steps: list[dis.Instruction], begin: int) -> bool:
     return steps[end].opname != "RERAISE" or any(
         step.argval not in places for step in inside
         if "JUMP" in step.opname or step.opname == "FOR_ITER")
+
+
+def _is_undone(code: types.CodeType, steps: list[dis.Instruction], begin: int,
+               written: set[int], line_of: dict[int, int]) -> bool:
+    """Whether a `finally` has lines that are refused, where a refusal may begin in its body, or
+    end a generator: they would run."""
+    if not written or _is_caught(steps, begin):
+        return False
+    handler = begin
+    if steps[begin].opname == "SETUP_FINALLY":  # Python 3.10
+        handler = next(i for i, step in enumerate(steps) if step.offset == steps[begin].argval)
+        body = steps[begin:handler]
+    else:
+        ranges = [(row.start, row.end) for row in dis._parse_exception_table(code)  # type: ignore
+                  if row.target == steps[begin].offset]
+        body = [step for step in steps if any(a <= step.offset < b for a, b in ranges)]
+    end = next((i for i, step in enumerate(steps) if i > handler and step.opname == "RERAISE"),
+               len(steps))
+    is_written = any(line_of[step.offset] in written for step in steps[handler:end])
+    return is_written and (bool(inspect.CO_GENERATOR & code.co_flags) or any(
+        line_of[step.offset] in written for step in body))
 
 
 def _comparison(steps: list[dis.Instruction], end: int, line_of: dict[int, int]) -> Comparison:

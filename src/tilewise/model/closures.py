@@ -37,20 +37,22 @@ class Closures:
             self._guards.fills(values.get(name))
             if isinstance(values.get(name), CODE):
                 continue
-            cell = self._cell(frame.f_code, values, name)
-            if cell is None or not isinstance(_held(cell), FIXED):
+            cells = self._cells(frame.f_code, values, name)
+            if not cells or not isinstance(values.get(name), FIXED):
                 raise Refused(f"{frame.f_code.co_name} reads {name} of the function around it")
-            if id(cell) not in self._guarded:
-                self._guarded[id(cell)] = cell
-                self._guards.asks(partial(_told, cell))
+            for cell in cells:
+                if id(cell) not in self._guarded:
+                    self._guarded[id(cell)] = cell
+                    self._guards.asks(partial(_told, cell))
 
-    def _cell(self, code: types.CodeType, values: dict[str, Any], name: str) -> Any:
-        """Of the function that has all these values, where it was met."""
+    def _cells(self, code: types.CodeType, values: dict[str, Any], name: str) -> list[Any]:
+        """Of all functions that were met and have these values: any of them may run."""
+        found = []
         for function in self._functions.get(code, ()):
             cells = dict(zip(code.co_freevars, function.__closure__ or ()))
             if all(_held(cell) is values.get(one) for one, cell in cells.items()):
-                return cells[name]
-        return None
+                found.append(cells[name])
+        return found
 
 
 def _held(cell: Any) -> Any:

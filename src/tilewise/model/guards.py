@@ -50,6 +50,7 @@ class Guards:
         self._empty: list[Any] = list(EVERYWHERE)
         self._caches: dict[int, tuple[Any, int]] = {}  # with what they had computed before
         self._others: dict[int, Any] = {}  # objects that were met in this trace
+        self._classed: dict[int, Any] = {}  # of which the class was asked for
         self._budget = MANY
         self._kinds: dict[nn.Module, type] = {}
         self._kept: dict[int, tuple[Any, Any]] = {}  # containers of others, what they held first
@@ -121,6 +122,10 @@ class Guards:
         """The code asks for an object's class, and may read its attributes."""
         if issubclass(type(value), fx.Proxy):
             raise Refused("the type of a value is asked for")
+        is_others = id(value) in self._others or isinstance(value, nn.Module)
+        if is_others and id(value) not in self._classed:
+            self._classed[id(value)] = value
+            self.asks(functools.partial(type, value))
         self._others[id(type(value))] = type(value)
 
     def _knows_items(self, value: Any) -> None:

@@ -17,8 +17,8 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -97,8 +97,9 @@ class Watch:
         self.names: set[str] = set()  # that the model's code has
         self.calling: list[Any] = []  # functions of C that the model's code is in
         self._is_unsure = False  # whether the model's code has an answer that is not known
-        self.reaching, self.closures = Reaching(), Closures(guards)
+        self.reaching, self.closures = Reaching(self._follow), Closures(guards)
         self._set: Counter[ContextVar[Any]] = Counter()  # how often, and not put back
+        self._tokens: dict[ContextVar[Any], Token[Any]] = {}  # of what variables were before
 
     def __enter__(self) -> None:
         self._before = sys.getprofile()
@@ -107,6 +108,14 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self._before)
         self.reaching.ends()
+        for variable, token in self._tokens.items():
+            variable.reset(token)
+        self._tokens = {}
+
+    def _follow(self) -> None:
+        """See calls: Python drops the hook that raised."""
+        if sys.getprofile() is None:
+            sys.setprofile(self._note)
 
     def check(self) -> None:
         """What can be told only at the end."""
@@ -192,6 +201,10 @@ class Watch:
         owner = frame.f_locals.get("self") if is_method else None
         if not isinstance(owner, nn.Module | type(None)) and code.co_name not in MAKERS:
             self._guards.knows_object(owner)
+        ends: Any = getattr(type(owner), "__exit__", None)
+        if (code.co_name == "__enter__" and isinstance(ends, types.FunctionType)
+                and not facts(ends.__code__).is_plain):
+            raise Refused("an __exit__ writes, or ends exceptions")
         chains = facts(code).globals
         for chain in chains:
             self._guard_global(frame.f_globals, chain)
@@ -247,6 +260,8 @@ class Watch:
             if _is_trusted(getattr(value, "__file__", None) or ""):
                 return
             space, name, value = vars(value), attribute, vars(value).get(attribute)
+        if value is suppress:
+            raise Refused("exceptions are suppressed")
         if value is type:
             raise Refused("the type of a value is asked for")
         self._guards.fills(value)
@@ -272,7 +287,11 @@ class Watch:
 
     def _uses(self, variable: ContextVar[Any], done: str) -> None:
         """What the model's code does with a variable of the context; what it set, it knows."""
+        if done == "set" and variable not in self._tokens:
+            self._tokens[variable] = variable.set(variable.get(None))
         self._set[variable] += {"set": 1, "reset": -1}.get(done, 0)
+        if self._set[variable] < 0:
+            raise Refused("a variable of the context is reset")
         if done == "get" and not self._set[variable]:
             self._guards.asks(InContext(variable))
             if not isinstance(variable.get(None), FIXED):

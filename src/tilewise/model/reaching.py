@@ -7,6 +7,7 @@ with tensors, and the other way round.
 
 from __future__ import annotations
 
+import dis
 import sys
 import types
 from collections.abc import Callable
@@ -38,7 +39,9 @@ class Followed(NamedTuple):
 class Reaching:
     """Those that run now, followed by Python's own hook for debuggers."""
 
-    def __init__(self) -> None:
+    def __init__(self, follow: Callable[[], None]) -> None:
+        """`follow` lets calls be seen again."""
+        self._follow = follow
         self._frames: list[types.FrameType] = []
         self._catching: list[types.FrameType] = []  # of these
         self._refusal: Refused | None = None  # the first, kept, as it might be caught itself
@@ -61,12 +64,14 @@ class Reaching:
         self._frames.pop()
         if self._catching[-1:] == [frame]:
             self._catching.pop()
-        if not self._frames:
-            sys.settrace(None)
-        self.check()
+        # what it refused may be on its way through others, whose `finally` is followed, too
+        sys.settrace(_nothing if self._frames else None)
+        if _returns(frame):
+            self.check()
 
     def creates(self) -> None:
         """An operator, which may raise when the graph runs: nothing would catch that."""
+        self.check()
         if self._catching:
             self._refuse(Refused(_text(self._catching[-1])))
 
@@ -75,19 +80,18 @@ class Reaching:
             raise self._refusal
 
     def ends(self) -> None:
-        if self._frames:  # which an exception has left
-            self._frames, self._catching = [], []
+        self._frames, self._catching = [], []
+        if sys.gettrace() is _nothing:
             sys.settrace(None)
 
     def _notes(self, what: Followed, frame: types.FrameType, event: str, found: Any) -> None:
         if event == "line":
             self._comes(what, frame)
-        # those of a function that is given nothing have nothing to do with tensors
-        is_caught = what.facts.catches and what.facts.is_given
-        if event == "exception" and (is_caught or isinstance(found[1], Refused)):
-            # where it is refused, what is run by `finally` is not the reason
-            self._refusal = self._refusal or (
-                found[1] if isinstance(found[1], Refused) else Refused(_text(frame)))
+        if event == "exception" and isinstance(found[1], Refused):
+            self._refusal = self._refusal or found[1]  # and not what is run by `finally`
+            self._follow()  # Python drops the hook that raised
+        elif event == "exception" and what.facts.catches:
+            self._refusal = self._refusal or Refused(_text(frame))
 
     def _comes(self, what: Followed, frame: types.FrameType) -> None:
         """To a line, which was not run yet."""
@@ -107,6 +111,11 @@ class Reaching:
 
 def _text(frame: types.FrameType) -> str:
     return f"{frame.f_code.co_name} catches exceptions"
+
+
+def _returns(frame: types.FrameType) -> bool:
+    """Whether a function ends otherwise than by an exception."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def _nothing(*_: Any) -> None:

@@ -54,7 +54,7 @@ MODULES = (*FRESH_MODULES, nn.Identity, nn.Flatten, nn.Dropout, nn.Dropout2d, nn
 OPTIONS = ("return_indices", "start_dim", "end_dim")  # of modules, that make another result
 # which give a tensor other axes where it is
 ELSEWHERE = {"unsqueeze_", "squeeze_", "resize_", "resize_as_", "set_", "t_", "as_strided_",
-             "swap_tensors"}
+             "swap_tensors", "transpose_", "swapaxes_", "swapdims_"}
 OTHERS = {"squeeze", "numel", "nelement"}  # that follow from sizes
 FLOATS = {"interpolate", "einsum"}  # whose types are told for these alone
 FOREIGN = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.jit.ScriptFunction)
@@ -143,7 +143,7 @@ class Shadows:
             place = compared(node, self._places, self._inputs)
             if place is None:
                 raise Unknown
-            self.asked.add(place)
+            self.asked.update((place, "axes"))  # which of them is counted from either end
         return shadow.value
 
     def attribute(self, node: fx.Node, name: str) -> Any:
