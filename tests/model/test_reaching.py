@@ -295,10 +295,10 @@ def leaves_a_generator(self: Any, x: Any) -> Any:
 
 
 class CountedByClass:
-    def __enter__(self) -> None:
+    def __enter__(own) -> None:  # noqa: N805
         KEPT.get("set")
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(own, *_: Any) -> None:  # noqa: N805
         KEPT["object"].m += 1
 
 

@@ -201,16 +201,20 @@ class Watch:
         owner = frame.f_locals.get("self") if is_method else None
         if not isinstance(owner, nn.Module | type(None)) and code.co_name not in MAKERS:
             self._guards.knows_object(owner)
-        ends: Any = getattr(type(owner), "__exit__", None)
-        if (code.co_name == "__enter__" and isinstance(ends, types.FunctionType)
-                and not facts(ends.__code__).is_plain):
-            raise Refused("an __exit__ writes, or ends exceptions")
+        if code.co_name == "__enter__" and code.co_argcount:
+            self._looks_at_exit(frame.f_locals.get(code.co_varnames[0]))
         chains = facts(code).globals
         for chain in chains:
             self._guard_global(frame.f_globals, chain)
         if ("isinstance",) in chains and any(
                 type(_meant(frame.f_globals, chain)) is LEGACY for chain in chains):
             raise Refused(f"{code.co_name} asks for tensors of a type")
+
+    def _looks_at_exit(self, manager: Any) -> None:
+        """What ends a `with` would run where something is refused inside."""
+        ends: Any = getattr(type(manager), "__exit__", None)
+        if isinstance(ends, types.FunctionType) and not facts(ends.__code__).is_plain:
+            raise Refused("an __exit__ writes, or ends exceptions")
 
     def _follows(self, frame: types.FrameType, code: types.CodeType, found: Facts) -> None:
         """A function that may come to what must not run."""
