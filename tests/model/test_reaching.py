@@ -295,10 +295,10 @@ def leaves_a_generator(self: Any, x: Any) -> Any:
 
 
 class CountedByClass:
-    def __enter__(own) -> None:  # noqa: N805
+    def __enter__(own) -> None:
         KEPT.get("set")
 
-    def __exit__(own, *_: Any) -> None:  # noqa: N805
+    def __exit__(own, *_: Any) -> None:
         KEPT["object"].m += 1
 
 
