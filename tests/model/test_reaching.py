@@ -117,6 +117,31 @@ def takes_all(self: Any, x: Any) -> Any:
         return y * 3
 
 
+def factor_by_class(y: Any) -> int:
+    try:
+        return 2 if type(y).__name__ == "Tensor" else 3
+    except:  # noqa: E722
+        return 5
+
+
+def factor_by_call(y: Any) -> int:
+    try:
+        print(end="")
+        return 2
+    except:  # noqa: E722
+        return 5
+
+
+def takes_a_refused_class(self: Any, x: Any) -> Any:
+    y = self.a(x)
+    return y * factor_by_class(y)
+
+
+def takes_a_refused_call(self: Any, x: Any) -> Any:
+    y = self.a(x)
+    return y * factor_by_call(y)
+
+
 def takes_all_inside(self: Any, x: Any) -> Any:
     def inner(y: Any) -> Any:
         try:
@@ -191,7 +216,8 @@ def sizes_inside(self: Any, x: Any) -> Any:
 
 
 RIGHT = {function.__name__: function for function in (
-    falls_back, falls_back_at_once, takes_all, takes_all_inside, gives_up_quietly, suppresses,
+    falls_back, falls_back_at_once, takes_all, takes_all_inside, takes_a_refused_class,
+    takes_a_refused_call, gives_up_quietly, suppresses,
     forgives, forgives_by_a_class, quietly, sizes_inside)}
 
 

@@ -213,7 +213,7 @@ def _is_undone(code: types.CodeType, steps: list[dis.Instruction], begin: int,
         handler = next(i for i, step in enumerate(steps) if step.offset == steps[begin].argval)
         body = steps[begin:handler]
     else:
-        ranges = [(row.start, row.end) for row in dis._parse_exception_table(code)  # type: ignore
+        ranges = [(row.start, row.end) for row in vars(dis.Bytecode(code))["exception_entries"]
                   if row.target == steps[begin].offset]
         body = [step for step in steps if any(a <= step.offset < b for a, b in ranges)]
     end = next((i for i, step in enumerate(steps) if i > handler and step.opname == "RERAISE"),

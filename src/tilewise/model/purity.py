@@ -288,7 +288,6 @@ class Watch:
                 or home.startswith("numpy.random")) and _is_asked_by_model(frame):
             raise Refused(f"{getattr(called, '__name__', called)} is called")
 
-
     def _uses(self, variable: ContextVar[Any], done: str) -> None:
         """What the model's code does with a variable of the context; what it set, it knows."""
         if done == "set" and variable not in self._tokens:

@@ -97,8 +97,11 @@ class Reaching:
         """To a line, which was not run yet."""
         if frame.f_lineno in what.lines:
             self._refuse(Refused(what.lines[frame.f_lineno]))
-        for name in what.facts.classes.get(frame.f_lineno, ()):
-            what.knows_class(frame.f_locals.get(name))
+        try:
+            for name in what.facts.classes.get(frame.f_lineno, ()):
+                what.knows_class(frame.f_locals.get(name))
+        except Refused as reason:  # which the model's code might catch
+            self._refuse(reason)
         names = what.facts.compared_locals.get(frame.f_lineno)
         if names and what.is_unsure() and any(
                 issubclass(type(frame.f_locals.get(name)), fx.Proxy) for name in names):
