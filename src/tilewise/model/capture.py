@@ -13,6 +13,7 @@ from ..conv.batch_norm import CalledNorm
 from ..conv.linear import Linear, is_worth
 from . import operations
 from .activations import MODULES, attributes
+from .attempts import traced
 from .contents import Refused, snapshot
 from .deciding import forms_of
 from .effects import Effects, is_number, is_query, is_whole_number, like_rank, name_of, only_adds
@@ -43,11 +44,9 @@ from .shadows import granted
 from .signals import turn_signals
 from .stages import note, text_of
 from .storing import Choice
-from .tracer import Tracer, is_hooked
+from .tracer import is_hooked
 
 WEIGHT = "first_weight"
-ATTEMPTS = 12  # modules that are left out of a graph before the whole is given up
-ALIKE = 3  # of one class, after which all of it are left out
 NORM = ("running_mean", "running_var", "weight", "bias")
 # what a block took from its modules when it was made
 BAKED: dict[Any, tuple[str, ...]] = {
@@ -380,29 +379,6 @@ def _is_answered(number: fx.Node, numbers: set[fx.Node]) -> bool:
     named = 2 if number.target is getattr else 1
     return isinstance(source, fx.Node) and kind_of(source) is Tensor and (
         len(number.args) == named and not number.kwargs)
-
-
-def traced(module: nn.Module, leaves: list[Any], spec: Any,
-           sized: bool = False) -> tuple[Tracer, tuple[fx.Graph, list[Any], Any]]:
-    """The graph of a module; parts that cannot be traced are called as they are."""
-    opaque: dict[nn.Module, Refused] = {}
-    for _ in range(ATTEMPTS):
-        tracer = Tracer(module, opaque, sized)
-        try:
-            return tracer, tracer.run(leaves, spec)
-        except (Refused, Exception) as reason:  # whatever a model's Python does with a proxy
-            part = tracer.stack[-1] if tracer.stack else module
-            passing = any(isinstance(why, Passing) for why in (reason, *opaque.values()))
-            if part is module:
-                kind = Passing if passing else Refused
-                raise kind(f"{type(module).__name__}: {reason}") from reason
-            kind = Passing if isinstance(reason, Passing) else Refused
-            opaque = {**opaque, part: kind(str(reason))}  # without what it was raised in
-            if sum(type(other) is type(part) for other in opaque) == ALIKE:
-                opaque = {**{other: opaque[part] for other in module.modules()
-                             if type(other) is type(part) and other is not module}, **opaque}
-    kind = Passing if any(isinstance(why, Passing) for why in opaque.values()) else Refused
-    raise kind(f"{type(module).__name__}: {ATTEMPTS} of its parts cannot be traced")
 
 
 def tensors_of(leaves: Iterable[Any]) -> list[Tensor]:

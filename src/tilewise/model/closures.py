@@ -22,7 +22,8 @@ class Closures:
         """What a module has under the name of a method, and all that it calls by its cells."""
         open_ = [value]
         while open_:
-            function = getattr(open_[-1], "__func__", open_.pop())
+            method = open_.pop()
+            function = getattr(method, "__func__", method)
             if not isinstance(function, types.FunctionType):
                 continue
             known = self._functions.setdefault(function.__code__, [])

@@ -7,7 +7,6 @@ besides tensors becomes a guard, whatever a graph could not repeat is refused.
 from __future__ import annotations
 
 import functools
-import gc
 import pickle
 import sys
 import threading
@@ -22,7 +21,6 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from ..kernels.cpu.emit.workers import COMPILING
 from .contents import CONTAINERS, Refused, snapshot
 from .deciding import Deciding
 from .graphs import known_module
@@ -30,6 +28,7 @@ from .guards import HOOKS, Guards
 from .kinds import SEVERAL, may_be_none, may_be_truth, note_result
 from .patterns import CONVOLUTIONS
 from .purity import Watch, is_models
+from .surroundings import has_company, modes, no_collection
 from .values import Attribute, Value, is_compared_next, is_none_asked
 
 LOCK = threading.RLock()  # modules are patched for all threads while one is traced
@@ -78,7 +77,7 @@ class Tracer(fx.Tracer):
         self._thread: int | None = threading.get_ident()
         self._is_sized = is_sized
         self._copies: list[tuple[Any, Any]] = []
-        self._modes = _modes()
+        self._modes = modes()
         self._spaces = [(space, dict(space)) for module in self.paths for space in (
             module.__dict__, *map(module.__dict__.get, ("_parameters", "_buffers")))
             if space is not None]
@@ -104,7 +103,7 @@ class Tracer(fx.Tracer):
             raise Refused("a container outside of the model is changed")
         if tree_map(id, tree_flatten((args, kwargs))[0]) != tree_map(id, given):
             raise Refused("an argument is changed")
-        if _modes() != self._modes:
+        if modes() != self._modes:
             raise Refused("a mode of torch is left switched")
         self.watch.check()
         if any(snapshot(copy) != before for copy, before in self._copies):
@@ -129,13 +128,13 @@ class Tracer(fx.Tracer):
     def _traced(self, args: Any, kwargs: Any) -> Any:
         state = np.random.get_state()
         try:
-            with LOCK, _no_collection(), self._patched(), _Functions(self), self.watch:
+            with LOCK, no_collection(), self._patched(), _Functions(self), self.watch:
                 if type(self.root) in CONVOLUTIONS:
                     return self.proxy(self._leaf(self.root, args, kwargs))
                 result = self.call_module(self.root, None, args, kwargs)
         finally:
             drawn = pickle.dumps(np.random.get_state()) != pickle.dumps(state)
-            if drawn and not _has_company():  # other threads must not get their numbers twice
+            if drawn and not has_company():  # other threads must not get their numbers twice
                 np.random.set_state(state)
         if drawn:
             raise Refused("random numbers of NumPy are drawn")
@@ -335,7 +334,7 @@ class Tracer(fx.Tracer):
     @contextmanager
     def _as_always(self) -> Iterator[None]:
         """Modules and operators of torch do what they do when nothing is traced."""
-        if _modes()[2:] != self._modes[2:]:  # what types follow from
+        if modes()[2:] != self._modes[2:]:  # what types follow from
             raise Refused("a mode of torch is switched inside the model")
         thread, self._thread = self._thread, None
         try:
@@ -358,7 +357,7 @@ class Tracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None,
                     type_expr: Any = None) -> fx.Node:
-        if _modes() != self._modes:
+        if modes() != self._modes:
             raise Refused("a mode of torch is switched inside the model")
         if kind not in ("placeholder", "get_attr"):
             self.watch.reaching.creates()
@@ -372,12 +371,6 @@ class Tracer(fx.Tracer):
         return Value(node, self)
 
 
-def _has_company() -> bool:
-    """Whether threads besides this one and those that compile are there."""
-    return any(thread is not threading.current_thread() and thread.name != COMPILING
-               for thread in threading.enumerate())
-
-
 def is_hooked(module: nn.Module) -> bool:
     return any(module.__dict__.get(name) for name in HOOKS)
 
@@ -387,22 +380,3 @@ def is_torchs(module: nn.Module) -> bool:
     home = type(module).__module__
     return (home.startswith("torch.") and not isinstance(module, nn.Sequential)
             and type(module).__name__ != "Module")
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Finalizers of what is garbage elsewhere are none of the model's code."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _modes() -> tuple[Any, ...]:
-    """What changes the meaning of operators, and is no operator."""
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(), torch._C._is_any_autocast_enabled(),
-            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
